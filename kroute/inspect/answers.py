@@ -57,7 +57,7 @@ class Answers:
         return agent_settings.encode(self._settings if given else settled_on(self._settings, AUTO))
 
     async def _answer_service(self, about: str) -> bytes:
-        found = planned_state.of_service(self._catalog, self._broadcaster, ObjectKey.parse(about))
+        found = await planned_state.of_service(self._catalog, self._broadcaster, ObjectKey.parse(about))
         if found is not None:
             found.problems += self._controllers.ejected([it.key for it in found.virtual_servers])
         return msgspec.json.encode(found)
@@ -65,7 +65,7 @@ class Answers:
     async def _answer_frontend(self, about: str) -> bytes:
         """Raises ValueError for a malformed key; the socket then answers with nothing."""
         key = planned_state.read_key(about)
-        found = planned_state.of_frontend(self._catalog, self._broadcaster, key)
+        found = await planned_state.of_frontend(self._catalog, self._broadcaster, key)
         found.problems += self._controllers.ejected([key])
         return msgspec.json.encode(found)
 

@@ -10,6 +10,7 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import Element, Plan, Protocol, ServicePlan, Vip, VirtualServer, VirtualServerKey
 from kroute.planning.catalog import Catalog
 from kroute.planning.endpoint_reasons import ServiceView
+from kroute.reconcile.batches import in_turns
 
 SERVICE, FRONTEND = "service", "frontend"
 """The questions: `service NAMESPACE/NAME`, and `frontend PROTOCOL ADDRESS PORT`."""
@@ -52,18 +53,19 @@ def question_about(key: VirtualServerKey) -> str:
     return f"{FRONTEND} {key.protocol.name} {key.address} {key.port}"
 
 
-def of_service(catalog: Catalog, broadcaster: Broadcaster, key: ObjectKey) -> PlannedState | None:
+async def of_service(catalog: Catalog, broadcaster: Broadcaster, key: ObjectKey) -> PlannedState | None:
     """The planned state of a Service, or None if no Service of that name exists."""
-    view = catalog.explain(key)
+    view = await in_turns(catalog.explaining(key))
     if view is None:
         return None
     plan = broadcaster.services.get(key) or ServicePlan(key)
     return _planned_state(catalog, plan, view, _entries([plan]))
 
 
-def of_frontend(catalog: Catalog, broadcaster: Broadcaster, key: VirtualServerKey) -> PlannedState:
+async def of_frontend(catalog: Catalog, broadcaster: Broadcaster, key: VirtualServerKey) -> PlannedState:
     """The planned state of an address and port."""
     holder = catalog.holder_of(key)
+    view = await in_turns(catalog.explaining(holder)) if holder is not None else None
     services = broadcaster.services
     plan = services.get(holder) if holder is not None else None
     concerned = [it for it in services.values() if any(vip.address == key.address for vip in it.vips)]
@@ -71,7 +73,7 @@ def of_frontend(catalog: Catalog, broadcaster: Broadcaster, key: VirtualServerKe
     return _planned_state(
         catalog,
         plan,
-        catalog.explain(holder) if holder is not None else None,
+        view,
         _entries(it for it in plans if it is not None),
         [vip for it in concerned for vip in it.vips if vip.address == key.address],
     )

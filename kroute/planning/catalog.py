@@ -14,7 +14,7 @@ from typing import assert_never
 import msgspec
 
 from kroute.model.addresses import family_of
-from kroute.model.bounds import Batch, Meter, Steps, finish
+from kroute.model.bounds import Batch, Meter, Steps
 from kroute.model.kinds import InitialSync, watched
 from kroute.model.node_facts import ApiFacts, NodeFacts, NodeInterfaces, changed_families, node_facts
 from kroute.model.objects import (
@@ -34,7 +34,7 @@ from kroute.planning.address_conflicts import AddressClaims, Claimant, ranked
 from kroute.planning.address_owners import API_SERVER, AddressOwners
 from kroute.planning.annotations.unknown import unknown_annotations
 from kroute.planning.backend_slices import BackendSlice, SlicesOfServices, addresses_of
-from kroute.planning.endpoint_reasons import ServiceView, view_service
+from kroute.planning.endpoint_reasons import ServiceView, viewing_service
 from kroute.planning.frontends import Frontends, frontends_of
 from kroute.planning.interning import interned
 from kroute.planning.plan_node import plan_node
@@ -107,16 +107,16 @@ class Catalog:
         service = self._services.get(key)
         return service.metadata.uid if service is not None else ""
 
-    def explain(self, key: ObjectKey) -> ServiceView | None:
+    def explaining(self, key: ObjectKey) -> Steps[ServiceView | None]:
         """Explain a Service's plan, or return None if no Service of that name exists."""
         service, slices = self.objects(key)
         if service is None:
             return None
         frontends = frontends_of(service, self._node, self._settings, self._owners)
         held, plan = self._claims.held_by_others(key), self._plans.get(key) or ServicePlan(key)
-        facts = finish(self._weights.facts(key, slices, self._settings.max_backends))
+        facts = yield from self._weights.facts(key, slices, self._settings.max_backends)
         scheduling = scheduling_of(service, slices, self._node, self._settings, facts)
-        return view_service(service, slices, self._node, frontends.served, held, plan, scheduling)
+        return (yield from viewing_service(service, slices, self._node, frontends.served, held, plan, scheduling))
 
     def objects(self, key: ObjectKey) -> tuple[Service | None, tuple[BackendSlice, ...]]:
         """The Service of this name, or None, and its slices as planning reads them."""

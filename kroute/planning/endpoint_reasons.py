@@ -1,16 +1,24 @@
 """Explain a Service's plan: its frontends, and for each endpoint the reason why it serves or does not."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import itemgetter
 
 import msgspec
 
 from kroute.model.addresses import Family, family_of
+from kroute.model.bounds import NO_BOUND, Steps, parts
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import AddressSet, Protocol, RealServer, ServicePlan, SetEntry, VirtualServerKey
 from kroute.planning.backend_slices import BackendSlice, Traits
-from kroute.planning.endpoints import LOCAL, Backends, Chosen, choice_steps, external_policy, merge
+from kroute.planning.endpoints import (
+    LOCAL,
+    Backends,
+    MergedSlices,
+    choice_steps,
+    external_policy,
+    in_order,
+    merging,
+)  # fmt: skip
 from kroute.planning.frontends import Frontend
 from kroute.planning.plan_service import Scheduling
 from kroute.planning.service_parts.direct_return import forwarding_of
@@ -64,7 +72,7 @@ class ServiceView(msgspec.Struct, frozen=True, rename="camel"):
     scheduler_reason: str = ""
 
 
-def view_service(
+def viewing_service(
     service: Service,
     slices: Collection[BackendSlice],
     node: NodeFacts,
@@ -72,16 +80,18 @@ def view_service(
     held: Mapping[VirtualServerKey, ObjectKey],
     plan: ServicePlan,
     scheduling: Scheduling,
-) -> ServiceView:
+) -> Steps[ServiceView]:
     """Explain the `plan` of a Service by the objects that it was made from, and by how they are scheduled."""
-    merged = {family: merge(slices, family) for family in Family}
+    merged: dict[Family, MergedSlices] = {}
+    for family in Family:
+        merged[family] = yield from merging(slices, family, NO_BOUND)
     outside, inside = external_policy(service) or "Cluster", service.spec.internal_traffic_policy or "Cluster"
     views = []
     for frontend in frontends:
         backends = merged[family_of(frontend.key.address)].backends.get(frontend.port, {})
         policy = outside if frontend.is_external else inside
         is_narrow = policy == LOCAL and not _is_widened(frontend, plan)
-        endpoints = view_endpoints(backends, node, only_local=is_narrow, weighing=scheduling.weighing)
+        endpoints = yield from _viewing(backends, node, only_local=is_narrow, weighing=scheduling.weighing)
         holder = held.get(frontend.key)
         protocol, address, port = frontend.key
         views.append(
@@ -100,33 +110,34 @@ def view_service(
     return ServiceView(service, views, scheduling.scheduler, scheduling.why)
 
 
-def view_endpoints(
-    backends: Backends, node: NodeFacts, *, only_local: bool, weighing: Weighing | None = None
-) -> list[EndpointView]:
+def _viewing(
+    backends: Backends, node: NodeFacts, *, only_local: bool, weighing: Weighing | None
+) -> Steps[list[EndpointView]]:
     """Each endpoint of a port, sorted, with the reason why it serves or does not. Takes the same steps as `choose`.
 
     If the Service is weighed, the reason of one that serves ends with its weight: `ready, weight 12 = pod 4 x node 3`.
     """
     steps = choice_steps(backends, node, only_local=only_local)
     left = [{server for server, _ in step} for step in steps]
-    weights = _weights(steps.chosen, weighing)
-    return [
-        EndpointView(
-            server.address,
-            server.port,
-            traits.node_name,
-            server in left[-1],
-            _reason(server, traits, left) + weights.get(server, ""),
-        )
-        for server, traits in sorted(backends.items(), key=itemgetter(0))
-    ]
-
-
-def _weights(chosen: Chosen, weighing: Weighing | None) -> dict[RealServer, str]:
-    if weighing is None:
-        return {}
-    chosen = sorted(chosen, key=itemgetter(0))  # as they are planned
-    return {server: f", weight {it}" for (server, _), it in zip(chosen, weighing.of(chosen), strict=True)}
+    weights: dict[RealServer, str] = {}
+    if weighing is not None:
+        chosen = yield from in_order(steps.chosen)  # as they are planned
+        found = yield from weighing.of(chosen)
+        weights = {server: f", weight {weight}" for (server, _), weight in zip(chosen, found, strict=True)}
+    views: list[EndpointView] = []
+    for part in parts((yield from in_order(list(backends.items())))):
+        views += [
+            EndpointView(
+                server.address,
+                server.port,
+                traits.node_name,
+                server in left[-1],
+                _reason(server, traits, left) + weights.get(server, ""),
+            )
+            for server, traits in part
+        ]
+        yield len(part)
+    return views
 
 
 def _is_widened(frontend: Frontend, plan: ServicePlan) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.model.addresses import Family
-from kroute.model.bounds import NO_BOUND, UNITS_A_STEP, Steps, finish, sort
+from kroute.model.bounds import UNITS_A_STEP, Steps, finish, sort
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Service
 from kroute.model.plan import Problem, RealServer
@@ -49,18 +49,13 @@ def external_policy(service: Service) -> str | None:
     return LOCAL if options.is_local else service.spec.external_traffic_policy
 
 
-def merge(slices: Iterable[BackendSlice], family: Family) -> MergedSlices:
+def merging(slices: Iterable[BackendSlice], family: Family, most: int) -> Steps[MergedSlices]:
     """Merge the slices of one family. The result does not depend on their order.
 
     Two slices may hold the same endpoint, since an endpoint moves between slices one write at a time. Then the copy
     that is not terminating wins (kubernetes/kubernetes#135266), then the one that is ready, then the one that is
-    serving.
+    serving. Of more than `most` backends the first are taken, by the names of the slices.
     """
-    return finish(merging(slices, family, NO_BOUND))
-
-
-def merging(slices: Iterable[BackendSlice], family: Family, most: int) -> Steps[MergedSlices]:
-    """As `merge`, in steps. Of more than `most` backends the first are taken, by the names of the slices."""
     merged: dict[PortKey, Backends] = {}
     ours = [piece for piece in sorted(slices, key=attrgetter("name")) if piece.family == family]
     left_out = sum(len(piece.traits) * len(piece.ports) for piece in ours)

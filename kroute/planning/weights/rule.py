@@ -89,9 +89,9 @@ class Weighing(msgspec.Struct, frozen=True):
         default_factory=dict
     )
 
-    def of(self, chosen: Chosen) -> list[Weight]:
+    def of(self, chosen: Chosen) -> Steps[list[Weight]]:
         """The weight of each real server, in the same order."""
-        kinds, found = finish(self._found(chosen))
+        kinds, found = yield from self._found(chosen)
         weights = {kind: Weight(it.whole, self._factors(kind), it.share) for kind, it in found.items()}
         return [weights[kind] for kind in kinds]
 

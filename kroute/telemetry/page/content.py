@@ -17,6 +17,7 @@ from kroute.model.plan import ServicePlan, Vip
 from kroute.planning.catalog import Catalog
 from kroute.planning.endpoint_reasons import FrontendView
 from kroute.recent_events import RecentEvent, RecentEvents
+from kroute.reconcile.batches import in_turns
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.health import Health, HealthEndpoint, ProbeAnswer
 from kroute.telemetry.kernel_reader import IpvsReader, KernelReader
@@ -132,7 +133,7 @@ class StatusPage:
         rows = snapshot.of_agent([plan], table).virtual_servers
         for row in rows:
             row.traffic = TrafficCounts(*counted) if (counted := traffic.get(row.key)) is not None else None
-        frontends, omitted = _bounded(self._frontends(key))
+        frontends, omitted = _bounded(await self._frontends(key))
         problems = [status_problems.of_plan(plan.service_name, it) for it in plan.problems]
         return ServiceInFull(
             str(key), time.monotonic(), list(plan.vips), rows, frontends, omitted, problems, unreadable,
@@ -143,8 +144,8 @@ class StatusPage:
     def _refresh_after(self) -> float:
         return max(SHORTEST_REFRESH, self._kernel.worth)
 
-    def _frontends(self, key: ObjectKey) -> list[FrontendView]:
-        view = self._catalog.explain(key)
+    async def _frontends(self, key: ObjectKey) -> list[FrontendView]:
+        view = await in_turns(self._catalog.explaining(key))
         return view.frontends if view is not None else []
 
     def _controller_rows(self) -> list[ControllerRow]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kroute.director.catalog import DirectorCatalog
-from kroute.model.bounds import MOST_PROBLEMS, NO_BOUND, Meter
+from kroute.model.bounds import MOST_PROBLEMS, NO_BOUND, Meter, finish
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, Deleted, KubernetesObject, ObjectKey, Pod
 from kroute.model.plan import ServicePlan
@@ -80,7 +80,7 @@ def test_victims_keep_their_plans_and_everything_is_bounded(items: list[Kubernet
                     assert_bounded(plan)
     assert plans_of(catalog) == before
     for key in [ObjectKey(ATTACKERS, name) for name in ("a", "b", "c")]:
-        catalog.explain(key)
+        finish(catalog.explaining(key))
     if deletes:
         catalog.take([Deleted(type(item), item.key) for item in items])
         while catalog.has_marked:

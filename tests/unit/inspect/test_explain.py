@@ -86,17 +86,17 @@ def published(made: Catalog) -> Broadcaster:
     return broadcaster
 
 
-def known(key: VirtualServerKey = KEY, *services: Service) -> PlannedState:
+async def known(key: VirtualServerKey = KEY, *services: Service) -> PlannedState:
     """Return what the agent answers on its socket."""
     made = catalog(*services)
     broadcaster = published(made)
-    found = planned_state.decode(msgspec.json.encode(planned_state.of_frontend(made, broadcaster, key)))
+    found = planned_state.decode(msgspec.json.encode(await planned_state.of_frontend(made, broadcaster, key)))
     assert found is not None
     return found
 
 
 async def explained(key: VirtualServerKey = KEY, client: str | None = None, *, agent: bool = True) -> Explanation:
-    return await explain.explain(SETTINGS, key, client, known(key) if agent else None, FACTS)
+    return await explain.explain(SETTINGS, key, client, await known(key) if agent else None, FACTS)
 
 
 def fates(found: Explanation) -> dict[str, tuple[Fate, str]]:
@@ -221,14 +221,14 @@ def test_without_a_serving_real_server(client: Client, real_servers: dict | None
     assert judge(KEY, client, applied, family_rules(SETTINGS, Family.IPV4, FACTS)).fate is fate
 
 
-def test_the_planned_state_of_a_service_and_of_none() -> None:
+async def test_the_planned_state_of_a_service_and_of_none() -> None:
     made = catalog()
     broadcaster = published(made)
-    found = planned_state.of_service(made, broadcaster, ObjectKey("default", "web"))
+    found = await planned_state.of_service(made, broadcaster, ObjectKey("default", "web"))
     assert found is not None
     assert found.service == "default/web"
     assert {it.set for it in found.entries} == {"CLUSTER-IP", "VIP"}
-    assert planned_state.of_service(made, broadcaster, ObjectKey("default", "none")) is None
+    assert await planned_state.of_service(made, broadcaster, ObjectKey("default", "none")) is None
 
 
 def test_a_question_without_sense_is_refused() -> None:

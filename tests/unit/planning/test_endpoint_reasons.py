@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kroute.model.bounds import finish
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, Endpoint, ObjectKey, Service
 from kroute.model.plan import Protocol, ServicePlan, VirtualServerKey
@@ -27,7 +28,7 @@ def seen(web: Service, *endpoints: Endpoint, node: NodeFacts | None = None) -> t
     catalog.take([Applied(web), Applied(endpoint_slice("web-1", *endpoints))])
     catalog.take(LISTED)
     plans = {plan.key: plan for plan in catalog.commit()}
-    view = catalog.explain(KEY)
+    view = finish(catalog.explaining(KEY))
     assert view is not None
     return view, plans[KEY]
 
@@ -92,7 +93,7 @@ def test_an_older_services_address_is_said_to_be_held() -> None:
         catalog.take([Applied(service(name, created=created))])
     catalog.take(LISTED)
     catalog.commit()
-    view = catalog.explain(KEY)
+    view = finish(catalog.explaining(KEY))
     assert view is not None
     assert [it.held_by for it in view.frontends] == ["default/old"]
     assert catalog.holder_of(VirtualServerKey(Protocol.TCP, "10.96.0.10", 80)) == ObjectKey("default", "old")
@@ -100,7 +101,7 @@ def test_an_older_services_address_is_said_to_be_held() -> None:
 
 
 def test_of_no_such_service_there_is_no_view() -> None:
-    assert Catalog(Settings(node_name=NODE), facts()).explain(KEY) is None
+    assert finish(Catalog(Settings(node_name=NODE), facts()).explaining(KEY)) is None
 
 
 CONDITIONS = st.sampled_from([None, True, False])

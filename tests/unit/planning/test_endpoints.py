@@ -1,17 +1,23 @@
 """Slices are merged, and the endpoints that get traffic are chosen."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import permutations
 
 import pytest
 
+from kroute.model.addresses import Family
+from kroute.model.bounds import NO_BOUND, finish
 from kroute.model.objects import Endpoint, EndpointPort, EndpointSlice
 from kroute.model.plan import RealServer
-from kroute.planning.backend_slices import PortKey, Traits, read_slice
-from kroute.planning.endpoints import Backends, MergedSlices, choose, merge
+from kroute.planning.backend_slices import BackendSlice, PortKey, Traits, read_slice
+from kroute.planning.endpoints import Backends, MergedSlices, choose, merging
 from tests.builders import NODE, endpoint, endpoint_slice, facts, read
 
 UNNAMED = PortKey("", "TCP")
+
+
+def merge(slices: Iterable[BackendSlice], family: str) -> MergedSlices:
+    return finish(merging(slices, Family(family), NO_BOUND))
 
 
 def addresses(merged: MergedSlices, port: PortKey = UNNAMED) -> list[str]:

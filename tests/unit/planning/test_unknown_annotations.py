@@ -2,6 +2,7 @@
 
 import pytest
 
+from kroute.model.bounds import finish
 from kroute.model.objects import Applied, Node, Service
 from kroute.model.plan import NodePlan, Problem
 from kroute.planning.annotations.table import ANNOTATION_NAMES
@@ -124,7 +125,7 @@ def test_the_catalog_tells_what_has_chosen_the_scheduler() -> None:
         item: Service = service(annotations=annotations)
         catalog.take([Applied(item), *LISTED])
         catalog.commit()
-        view = catalog.explain(item.key)
+        view = finish(catalog.explaining(item.key))
         assert view is not None
         return view.scheduler, view.scheduler_reason
 

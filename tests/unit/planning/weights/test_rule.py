@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kroute.model.bounds import finish
 from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Endpoint, KubernetesObject, Node, ObjectKey, Pod, Service
 from kroute.model.plan import ServicePlan
 from kroute.planning.catalog import Catalog
@@ -169,7 +170,7 @@ class TestReasons:
 
     @staticmethod
     def reasons(made: Catalog) -> list[str]:
-        view = made.explain(KEY)
+        view = finish(made.explaining(KEY))
         assert view is not None
         return [it.reason for it in view.frontends[0].endpoints]
 

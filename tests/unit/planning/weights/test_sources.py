@@ -84,7 +84,7 @@ def test_the_weight_of_a_node_or_a_pod_implies_wrr_where_nothing_chooses_a_sched
     made.take([Applied(node(name="node1", labels={WEIGHT: "3"})), Applied(pod("p2", "5")), Applied(pod("p3", "5"))])
     made.commit()
     assert [scheduler_of(made, name) for name in names] == ["wrr", "wrr", "lc"]
-    view = made.explain(service("s1").key)
+    view = finish(made.explaining(service("s1").key))
     assert view is not None
     assert view.scheduler_reason == "implied by weights of Nodes or Pods, since nothing chooses a scheduler"
     made.take([Applied(service("s1", "10.96.1.1", annotations={"kroute.io/scheduler": "worst"}))])
