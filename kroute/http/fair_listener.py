@@ -23,9 +23,9 @@ SHARES = ((1 / 4, 1 / 4), (1 / 2, 1 / 20), (3 / 4, 1 / 100))
 quarter is for clients that have had nothing, so dozens of addresses that ask often leave room for a probe."""
 ROOT = 0
 _LOCAL, _LOCAL_ROOT = "this node", "root of this node"
-REFUSALS_A_TURN = 64
-"""How many are closed on all ports of a budget before the event loop goes on with something else; each takes some 20 to
-50 us."""
+MOST_A_TURN = 32
+"""How many are accepted or closed on all ports of a budget before the event loop goes on with something else. One that
+is closed takes some 20 to 50 us, one that is answered some 300."""
 
 
 class Budget:
@@ -43,7 +43,8 @@ class Budget:
         self._second = 0
         self._spent = 0
         self._made: Counter[str] = Counter()
-        self._refused = 0
+        self._in_turn = 0
+        self._had_turn: set[object] = set()
 
     def take(self, address: str, owner: Callable[[], int | None]) -> bool:
         """Count a connection, if its client has not had its share of this second.
@@ -64,19 +65,19 @@ class Budget:
         self._spent += client != _LOCAL_ROOT
         return True
 
-    def refuse(self, connection: socket.socket) -> None:
-        """Close a connection that was not taken."""
-        if not self._refused:
-            asyncio.get_running_loop().call_soon(self._begin_turn)
-        self._refused += 1
-        connection.close()
+    def has_turn(self, port: object) -> bool:
+        """Whether a port may accept one more in this turn of the event loop. Each port may accept one."""
+        if not self._in_turn:
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        elif self._in_turn >= MOST_A_TURN and port in self._had_turn:
+            return False
+        self._in_turn += 1
+        self._had_turn.add(port)
+        return True
 
-    def refusals_left(self) -> int:
-        """How many may be refused in this turn of the event loop: at least one, so that every port has its turn."""
-        return max(1, REFUSALS_A_TURN - self._refused)
-
-    def _begin_turn(self) -> None:
-        self._refused = 0
+    def _end_turn(self) -> None:
+        self._in_turn = 0
+        self._had_turn.clear()
 
     def _share(self) -> int:
         """How many connections one client may have had, with this one, if it is to be accepted."""
@@ -95,11 +96,11 @@ class FairListener(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection of a client that has not had its share of this second; others are closed."""
-        for _ in range(self._budget.refusals_left()):
+        while self._budget.has_turn(self):
             connection, peer = super().accept()
             if self._budget.take(peer[0], partial(owner_of, connection)):
                 return connection, peer
-            self._budget.refuse(connection)
+            connection.close()
         raise BlockingIOError
 
 
