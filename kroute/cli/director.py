@@ -46,12 +46,12 @@ from kroute.director.settings import (
     DEFAULTS,
     DirectorSettings,
     LeaseSettings,
-    ProbeSettings,
     parse_lease,
     parse_selector,
     problem_with,
     problem_with_ranges,
 )
+from kroute.model.probes import ProbeSettings
 from kroute.runtime.runner import run_to_the_end
 from kroute.schedulers import SCHEDULERS
 from kroute.settings import Settings, text

@@ -11,7 +11,6 @@ import msgspec
 
 from kroute.director.plan import (
     DirectorNode,
-    Probe,
     TakingTraffic,
     director_node,
     external_frontends,
@@ -31,6 +30,7 @@ from kroute.model.objects import (
     Service,
 )
 from kroute.model.plan import ServicePlan
+from kroute.model.probes import Probe
 from kroute.planning.address_conflicts import AddressClaims, Claimant, ranked
 from kroute.planning.address_owners import API_SERVER, AddressOwners
 from kroute.planning.backend_slices import BackendSlice, addresses_of, read_slice

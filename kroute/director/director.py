@@ -22,7 +22,7 @@ from kroute.director.election import Election
 from kroute.director.identity import Identity
 from kroute.director.lease import LeaseLock, LeaseRequests, Role
 from kroute.director.machine import OwnAddresses, machine_facts
-from kroute.director.probes import Probes
+from kroute.director.probes import NodeProbes
 from kroute.director.settings import DirectorSettings
 from kroute.director.watch import follow
 from kroute.inspect import agent_socket, snapshot, support
@@ -106,7 +106,7 @@ class Director:
         self._broadcaster = Broadcaster()
         self._recorder = EventRecorder(common.node_name, self._catalog.uid_of, events)
         self._changed = asyncio.Event()
-        self._probes = Probes(settings.probes, self._changed.set)
+        self._probes = NodeProbes(settings.probes, self._changed.set)
         self._monitor = kernel.monitor(only_interface=settings.vip_interface, routes=False)
         self._routing = DirectRouting(
             settings,

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +19,7 @@ from kroute.model.plan import (
     VirtualServer,
     VirtualServerKey,
 )
+from kroute.model.probes import Probe, ProbeKind
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.annotations.options import Options
 from kroute.planning.annotations.table import apply_annotations
@@ -41,27 +41,6 @@ MOST_CHECKS = 1000
 
 NOWHERE = NodeFacts("")
 """A director is no node: no endpoint is local to it, and no hint names it."""
-
-
-class ProbeKind(StrEnum):
-    """What a node must do to pass."""
-
-    HTTP = "GET /"
-    """Answer with a status of 200 to 399 on the `healthCheckNodePort`."""
-    CONNECT = "connect"
-    """Accept a TCP connection on a node port."""
-    REACH = "reach"
-    """Accept or refuse a TCP connection: either answer shows that the node is reachable. In direct routing a node
-    serves the VIP and not its own address, so without a node port nothing need listen on it, and one port says as much
-    as another."""
-
-
-class Probe(NamedTuple):
-    """One check of one node."""
-
-    kind: ProbeKind
-    address: str
-    port: int
 
 
 class DirectorNode(NamedTuple):
@@ -307,6 +286,9 @@ class _Checks:
 
     There are `MOST_CHECKS` of them at most, or one of each node. Node ports are checked on each node, from the first
     port on. For the other ports a node fails if it fails all these checks.
+
+    In direct routing a node serves the VIP and not its own address. So without a node port nothing need listen there,
+    an answer of any kind will do, and one port says as much as another.
     """
 
     def __init__(

@@ -1,251 +1,38 @@
-"""Check the nodes: each probe runs as long as a plan depends on it, one for all Services that ask for the same."""
+"""Check the nodes, and log the verdicts."""
 
-import asyncio
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from heapq import heappop, heappush
-from itertools import count
+from collections.abc import Callable
 
 import structlog
 
-from kroute.backoff import exhaustion
-from kroute.director.plan import Probe, ProbeKind
-from kroute.director.settings import ProbeSettings
-from kroute.model.addresses import host_port
+from kroute.http.probes import Probes
+from kroute.model.probes import Probe, ProbeSettings
 from kroute.telemetry.spam_filter import Decision, SpamFilter
 
 log = structlog.get_logger(__name__)
-
-_LONGEST_STATUS_LINE = 1024
 
 MOST_A_SECOND = 1000
 """Checks that begin in a second, of all nodes and Services together: each takes some 0.2 ms of a processor. If very
 many began at once, the director would be so busy that it took answers for late."""
 
-FIRST_RESULTS_WITHIN = 10.0
-"""Seconds after which a start no longer waits for the first results. A node without a result counts as one that passes,
-and in these seconds each namespace has had its share of the checks."""
 
-_LAG = 0.02
-"""Seconds that the checks may be behind their turns, and still all begin: the loop was busy."""
-
-
-class ProbeState:
-    """The verdict on one node from a row of results. The first result counts at once, since no better one is known."""
-
-    def __init__(self, settings: ProbeSettings) -> None:
-        self.passes: bool | None = None
-        self._settings = settings
-        self._contrary = 0
-
-    def take(self, result: bool) -> bool:
-        """Record one result. Returns whether the verdict has changed."""
-        if self.passes is None:
-            self.passes = result
-            return True
-        if result is self.passes:
-            self._contrary = 0
-            return False
-        self._contrary += 1
-        if self._contrary < (self._settings.successes if result else self._settings.failures):
-            return False
-        self.passes, self._contrary = result, 0
-        return True
-
-
-class _Asked:
-    """A probe in use: the namespaces that ask for it, its verdict, and whether it waits for its turn."""
-
-    def __init__(self, settings: ProbeSettings) -> None:
-        self.namespaces: frozenset[str] = frozenset()
-        self.state = ProbeState(settings)
-        self.is_waiting = False
-
-
-class Probes:
-    """Runs the probes. `notify` is called in the event loop whenever `failing` or `settled` may have changed.
-
-    When more are due than may begin, the namespaces whose Services ask for them have a turn each, so that one with very
-    many delays its own alone. A probe for which several ask has the turn of any of them.
-    """
+class NodeProbes(Probes):
+    """The probes of a director."""
 
     def __init__(self, settings: ProbeSettings, notify: Callable[[], None]) -> None:
-        self._settings = settings
-        self._notify = notify
-        self._asked: dict[Probe, _Asked] = {}
-        self._later: list[tuple[float, int, Probe, _Asked]] = []
-        self._number = count()
-        self._turns: dict[str, deque[tuple[Probe, _Asked]]] = {}
-        self._due = asyncio.Event()
-        self._unknown: set[Probe] = set()
-        self._failing: set[Probe] = set()
-        self._is_late: bool | None = None
-        self._is_lacking = False
+        super().__init__(settings, notify, MOST_A_SECOND)
         self._spam_filter = SpamFilter()
 
-    @property
-    def failing(self) -> frozenset[Probe]:
-        return frozenset(self._failing)
-
-    @property
-    def settled(self) -> bool:
-        """Whether every probe has had a result, or the first ones for `FIRST_RESULTS_WITHIN` seconds their chance."""
-        return not self._unknown or bool(self._is_late)
-
-    def want(self, changed: Mapping[Probe, frozenset[str]]) -> None:
-        """Run each of these probes for these namespaces from now on; for none: stop it. Others go on as they are."""
-        for probe, namespaces in changed.items():
-            if not namespaces:
-                self._asked.pop(probe, None)
-                self._unknown.discard(probe)
-                self._failing.discard(probe)
-                continue
-            asked = self._asked.get(probe)
-            if asked is None:
-                asked = self._asked[probe] = _Asked(self._settings)
-                self._unknown.add(probe)
-                asked.is_waiting = True
-            if asked.is_waiting:
-                self._queue(probe, asked, namespaces - asked.namespaces)
-            asked.namespaces = namespaces
-        if self._unknown and self._is_late is None:
-            self._is_late = False
-            asyncio.get_running_loop().call_later(FIRST_RESULTS_WITHIN, self._be_late)
-
-    async def run(self) -> None:
-        """Run the probes until cancelled."""
-        loop = asyncio.get_running_loop()
-        turn = 0.0
-        async with asyncio.TaskGroup() as group:
-            while True:
-                probe, asked = await self._next()
-                turn = max(turn + 1 / MOST_A_SECOND, loop.time() - _LAG)
-                if turn > loop.time():
-                    await asyncio.sleep(turn - loop.time())
-                group.create_task(self._make(probe, asked), name=f"probe {probe}")
-
-    async def _next(self) -> tuple[Probe, _Asked]:
-        """The next probe that is due, of the namespace whose turn has been over for longest."""
-        while True:
-            now = asyncio.get_running_loop().time()
-            while self._later and self._later[0][0] <= now:
-                self._line_up(*heappop(self._later)[2:])
-            while self._turns:
-                namespace = next(iter(self._turns))
-                queue = self._turns.pop(namespace)
-                probe, asked = queue.popleft()
-                if queue:
-                    self._turns[namespace] = queue  # behind all others
-                if asked.is_waiting and self._asked.get(probe) is asked:
-                    asked.is_waiting = False
-                    return probe, asked
-            self._due.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(self._later[0][0] if self._later else None):
-                    await self._due.wait()
-
-    def _line_up(self, probe: Probe, asked: _Asked) -> None:
-        asked.is_waiting = True
-        self._queue(probe, asked, asked.namespaces)
-
-    def _queue(self, probe: Probe, asked: _Asked, namespaces: Iterable[str]) -> None:
-        for namespace in namespaces:
-            self._turns.setdefault(namespace, deque()).append((probe, asked))
-        self._due.set()
-
-    async def _make(self, probe: Probe, asked: _Asked) -> None:
-        """Make a check and note its result. Have the next one made after the interval."""
-        try:
-            reason = await check(probe, self._settings.timeout)
-        except Exception as error:
-            if (next_step := exhaustion(error)) is None:
-                raise
-            self._lacks(error, next_step)
-        else:
-            self._is_lacking = False
-            if self._asked.get(probe) is asked:
-                self._take(probe, asked, reason)
-        if self._asked.get(probe) is asked:
-            due = asyncio.get_running_loop().time() + self._settings.interval
-            heappush(self._later, (due, next(self._number), probe, asked))
-            self._due.set()
-
-    def _take(self, probe: Probe, asked: _Asked, reason: str | None) -> None:
-        """Note a result: None, or why the node has failed."""
-        was = asked.state.passes
-        if not asked.state.take(reason is None):
-            return
-        self._unknown.discard(probe)
-        if reason is None:
-            self._failing.discard(probe)
-        else:
-            self._failing.add(probe)
-        if reason is not None or was is False:
-            self._tell(probe, asked, reason)
-        self._notify()
-
-    def _tell(self, probe: Probe, asked: _Asked, reason: str | None) -> None:
+    def tell(self, probe: Probe, namespaces: frozenset[str], reason: str | None) -> None:
         """Log a verdict, within bounds: a tenant's ports may fail and recover all the time."""
-        decision = self._spam_filter.judge(asked.namespaces, probe.address)
+        decision = self._spam_filter.judge(namespaces, probe.address)
         if decision in {Decision.DROP, Decision.ADD}:
             return
         fields = {"address": probe.address, "port": probe.port, "probe": probe.kind}
         if decision is Decision.SILENCE:
             fields["more"] = (
-                f"further verdicts on nodes for {', '.join(sorted(asked.namespaces))} are not logged: see kroute status"
+                f"further verdicts on nodes for {', '.join(sorted(namespaces))} are not logged: see kroute status"
             )
         if reason is not None:
             log.warning("node.failing", **fields, reason=reason)
         else:
             log.info("node.recovered", **fields)
-
-    def _be_late(self) -> None:
-        self._is_late = True
-        self._notify()
-
-    def _lacks(self, error: Exception, next_step: str) -> None:
-        """Log once, for all probes, that this machine lacks a resource. The verdicts stay."""
-        if not self._is_lacking:
-            what = "checking the nodes: what is known of them stays"
-            log.warning("resources.exhausted", what=what, error=str(error), next_step=f"{next_step}; trying again")
-        self._is_lacking = True
-
-
-async def check(probe: Probe, timeout: float) -> str | None:  # noqa: ASYNC109  the timeout is the probe's own
-    """Make one check. Returns None if the node passes, else the reason why it does not.
-
-    Raises what says that this machine lacks a resource: it says nothing about the node.
-    """
-    try:
-        async with asyncio.timeout(timeout):
-            return await _check(probe)
-    except ConnectionRefusedError as error:
-        return None if probe.kind is ProbeKind.REACH else _words(error)
-    except TimeoutError:
-        return f"no answer within {timeout} s"
-    except OSError as error:
-        if exhaustion(error) is not None:
-            raise
-        return _words(error)
-
-
-async def _check(probe: Probe) -> str | None:
-    reader, writer = await asyncio.open_connection(probe.address, probe.port)
-    try:
-        if probe.kind is not ProbeKind.HTTP:
-            return None
-        host = host_port(probe.address, probe.port)
-        writer.write(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        words = (await reader.readline())[:_LONGEST_STATUS_LINE].split()
-        status = words[1].decode("ascii", "replace") if len(words) > 1 else "nothing"
-        return None if status.isdigit() and 200 <= int(status) < 400 else f"answered {status}"
-    except ValueError:
-        return "answered with a line that is too long"
-    finally:
-        writer.transport.abort()
-
-
-def _words(error: OSError) -> str:
-    return os.strerror(error.errno) if error.errno else type(error).__name__

@@ -4,6 +4,7 @@ import re
 
 import msgspec
 
+from kroute.model.probes import ProbeSettings
 from kroute.settings import Settings
 
 _LEASE = re.compile(
@@ -34,15 +35,6 @@ class LeaseSettings(msgspec.Struct, frozen=True):
     def attempt_timeout(self) -> float:
         """Seconds for one request: two attempts fit into `renew_deadline`."""
         return max(self.renew_deadline / 2, 0.1)
-
-
-class ProbeSettings(msgspec.Struct, frozen=True):
-    """How nodes are checked: seconds between checks and for one, and how many results in a row change the verdict."""
-
-    interval: float = 2.0
-    timeout: float = 1.0
-    failures: int = 3
-    successes: int = 2
 
 
 class DirectorSettings(msgspec.Struct, frozen=True):

@@ -1,1 +1,1 @@
-"""HTTP servers that anybody may call: few connections, none for long."""
+"""HTTP servers that anybody may call, and probes of others' ports: few connections, none for long."""

@@ -17,14 +17,16 @@ from kroute.director import director as director_module
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.director import Director
 from kroute.director.identity import Identity
-from kroute.director.plan import MOST_CHECKS, Probe, ProbeKind
-from kroute.director.probes import FIRST_RESULTS_WITHIN, MOST_A_SECOND, Probes
-from kroute.director.settings import DirectorSettings, ProbeSettings
+from kroute.director.plan import MOST_CHECKS
+from kroute.director.probes import MOST_A_SECOND, NodeProbes
+from kroute.director.settings import DirectorSettings
+from kroute.http.probes import FIRST_RESULTS_WITHIN
 from kroute.kernel.net.addresses import RenewAddress
 from kroute.model.bounds import UNITS_A_STEP, Steps, finish
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Applied, EndpointSlice, Listed, Node, Service
 from kroute.model.plan import Protocol, ServicePlan
+from kroute.model.probes import Probe, ProbeKind, ProbeSettings
 from kroute.reconcile.batches import in_turns
 from kroute.reconcile.ledger import Ledger
 from kroute.telemetry.spam_filter import BURST
@@ -278,7 +280,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, Probe]]:
         await asyncio.sleep(0.1)
         return None
 
-    monkeypatch.setattr("kroute.director.probes.check", look)
+    monkeypatch.setattr("kroute.http.probes.check", look)
     return found
 
 
@@ -294,7 +296,7 @@ class TestShares:
     async def test_a_namespace_with_very_many_checks_delays_its_own_alone(
         self, made: list[tuple[float, Probe]]
     ) -> None:
-        probes = Probes(ProbeSettings(interval=2.0), lambda: None)
+        probes = NodeProbes(ProbeSettings(interval=2.0), lambda: None)
         victims = checks(10, 80, "victim")
         async with running(probes.run()):
             probes.want(checks(20_000, 1, "greedy"))
@@ -310,7 +312,7 @@ class TestShares:
     async def test_a_check_for_which_several_ask_is_made_once_in_a_turn_of_any_of_them(
         self, made: list[tuple[float, Probe]]
     ) -> None:
-        probes = Probes(ProbeSettings(interval=2.0), lambda: None)
+        probes = NodeProbes(ProbeSettings(interval=2.0), lambda: None)
         shared = next(iter(checks(1, 80, "victim")))
         async with running(probes.run()):
             probes.want(checks(5000, 1, "greedy") | {shared: frozenset({"greedy"})})
@@ -327,7 +329,7 @@ class TestShares:
         self, made: list[tuple[float, Probe]]
     ) -> None:
         told: list[float] = []
-        probes = Probes(ProbeSettings(), lambda: told.append(asyncio.get_running_loop().time()))
+        probes = NodeProbes(ProbeSettings(), lambda: told.append(asyncio.get_running_loop().time()))
         async with running(probes.run()):
             probes.want(checks(50_000, 1, "greedy") | checks(50, 80, "victim"))
             await asyncio.sleep(FIRST_RESULTS_WITHIN - 1)
@@ -345,8 +347,8 @@ class TestShares:
         async def look(_probe: Probe, _timeout: float) -> str | None:
             return next(results)
 
-        monkeypatch.setattr("kroute.director.probes.check", look)
-        probes = Probes(ProbeSettings(interval=0.1, failures=1, successes=1), lambda: None)
+        monkeypatch.setattr("kroute.http.probes.check", look)
+        probes = NodeProbes(ProbeSettings(interval=0.1, failures=1, successes=1), lambda: None)
         with capture_logs() as logs:
             async with running(probes.run()):
                 probes.want(checks(99, 1, "greedy"))

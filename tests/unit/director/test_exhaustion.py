@@ -11,11 +11,10 @@ from kroute.backoff import exhaustion
 from kroute.director.addresses import DirectorAddresses
 from kroute.director.identity import Identity
 from kroute.director.lease import Role
-from kroute.director.plan import Probe, ProbeKind
-from kroute.director.probes import Probes
-from kroute.director.settings import ProbeSettings
+from kroute.director.probes import NodeProbes
 from kroute.kernel.net.announcements import Announcer
 from kroute.model.plan import Vip
+from kroute.model.probes import Probe, ProbeKind, ProbeSettings
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import PassStatus
 from kroute.runtime.state_dir import StateDirectoryError
@@ -75,7 +74,7 @@ async def test_no_node_fails_because_this_machine_cannot_check_it() -> None:
     server = await asyncio.start_server(connect, "127.0.0.1", 0)
     nodes = [Probe(ProbeKind.CONNECT, "127.0.0.1", server.sockets[0].getsockname()[1])]
     nodes += [Probe(ProbeKind.REACH, f"127.0.0.{last}", 9) for last in range(2, 7)]
-    probes = Probes(ProbeSettings(interval=0.001, timeout=5.0, failures=1), lambda: None)
+    probes = NodeProbes(ProbeSettings(interval=0.001, timeout=5.0, failures=1), lambda: None)
     probes.want(dict.fromkeys(nodes, frozenset({"default"})))
     openings = Openings(0, times=5, only={"socket.__new__": ""})
     with capture_logs() as logs, openings.failing():

@@ -1,14 +1,15 @@
 """Checks of nodes: what passes, and how many results in a row change a verdict."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from kroute.director.plan import Probe, ProbeKind
-from kroute.director.probes import Probes, ProbeState, check
-from kroute.director.settings import ProbeSettings
+from kroute.director.probes import NodeProbes
+from kroute.http.probes import ProbeState, check
+from kroute.model.probes import Probe, ProbeKind, ProbeSettings
 from tests.unit.watching import PATIENCE, eventually, running
 from tests.virtual_time import virtual
 
@@ -72,6 +73,18 @@ async def test_a_refusal_only_shows_that_a_node_is_there(kind: ProbeKind, reason
     assert await check(Probe(kind, "127.0.0.1", port), PATIENCE) == reason
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
+async def test_a_connection_that_this_machine_cannot_make_is_no_result(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    async def connect(*_: object) -> None:
+        raise OSError(number, "lacking")
+
+    monkeypatch.setattr(asyncio, "open_connection", connect)
+    with pytest.raises(OSError, match="lacking"):
+        await check(Probe(ProbeKind.CONNECT, "127.0.0.1", 80), PATIENCE)
+
+
 def test_the_first_result_counts_at_once_and_later_ones_in_a_row() -> None:
     verdict = ProbeState(ProbeSettings(failures=3, successes=2))
     results = [True, False, False, True, False, False, False, True, False, True, True]
@@ -82,7 +95,7 @@ def test_the_first_result_counts_at_once_and_later_ones_in_a_row() -> None:
 
 async def test_a_node_that_fails_and_recovers_is_told_of_and_one_not_needed_is_forgotten() -> None:
     told = asyncio.Event()
-    probes = Probes(ProbeSettings(interval=0.01, timeout=PATIENCE, failures=2, successes=2), told.set)
+    probes = NodeProbes(ProbeSettings(interval=0.01, timeout=PATIENCE, failures=2, successes=2), told.set)
     async with running(probes.run()):
         async with listener(None) as port:
             probe = Probe(ProbeKind.CONNECT, "127.0.0.1", port)
@@ -105,9 +118,9 @@ async def test_very_many_checks_begin_one_after_the_other(monkeypatch: pytest.Mo
         began.append((asyncio.get_running_loop().time(), probe))
         return None
 
-    monkeypatch.setattr("kroute.director.probes.check", look)
+    monkeypatch.setattr("kroute.http.probes.check", look)
     monkeypatch.setattr("kroute.director.probes.MOST_A_SECOND", 20)
-    probes = Probes(ProbeSettings(interval=1.0), lambda: None)
+    probes = NodeProbes(ProbeSettings(interval=1.0), lambda: None)
     few, many = ([Probe(ProbeKind.REACH, f"10.0.0.{number}", 80) for number in range(count)] for count in (10, 60))
     async with running(probes.run()):
         probes.want(dict.fromkeys(few, TENANT))
