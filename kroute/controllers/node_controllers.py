@@ -195,6 +195,10 @@ class NodeControllers:
         """How many times a real server was ejected so far."""
         return self.service_proxy.weights.ejections
 
+    def refuted_ejections(self) -> int:
+        """How many times a real server that was to be ejected accepted a connection of this node's own."""
+        return self.service_proxy.weights.refuted
+
     def ejected(self, keys: Collection[VirtualServerKey]) -> list[str]:
         """What there is to say of the ejected real servers of these virtual servers, one sentence each."""
         return self.service_proxy.weights.ejected(keys)

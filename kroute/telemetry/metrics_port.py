@@ -71,6 +71,7 @@ class MetricsPort:
             firewall=self._settings.firewall,
             sets=self._controllers.set_fills(),
             ejections=self._controllers.ejections(),
+            refuted_ejections=self._controllers.refuted_ejections(),
             waits_for=self._ownership.waits_for,
             rival=self._ownership.rival,
         )

@@ -1,25 +1,32 @@
-"""Real servers that do not answer new connections are ejected, and come back when they do; others never are."""
+"""Real servers that do not answer new connections are ejected, and come back when they do; others never are.
+
+Nor are those that accept connections, while a client sends what they never see.
+"""
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
 import pytest
 
 from tests.lab.allocation import Addresses, Allocator
 from tests.lab.answers import ask_json
-from tests.lab.cluster import Pod
+from tests.lab.cluster import Node, Pod
 from tests.lab.deployment import Deployment, deployed, eventually
 from tests.lab.hosts import Host
 from tests.lab.objects import endpoint_slices, service
+from tests.lab.stray_packets import segment
 from tests.scenarios.conftest import World
+from tests.scenarios.test_observation import scraped
 
 ANNOTATIONS = {"kroute.io/scheduler": "rr", "kroute.io/ejection": "after 5s, hold 45s"}
 PORTS = {"TCP": 8080, "UDP": 5353}
 CALLERS = 4
 """Of each family."""
+SYN = 0x02
+FORGED_FROM, FORGED_AT_MOST = 20_000, 600
 A_WHILE = 12.0
 """Seconds in which whoever fails is ejected: five, and up to four until it is seen."""
 
@@ -166,3 +173,36 @@ async def test_a_quiet_connection_a_pod_that_hangs_and_udp_are_no_reason(world: 
                 await asyncio.sleep(0.5)
     for one in quiet:
         await one.close()
+
+
+def with_a_wrong_checksum(syn: bytes) -> bytes:
+    return syn[:16] + bytes(octet ^ 0xFF for octet in syn[16:18]) + syn[18:]
+
+
+def refuted(node: Node) -> float:
+    return scraped(node).get(("kroute_ejections_refuted_total",), 0)
+
+
+@pytest.mark.parametrize(
+    ("forge", "ttl"),
+    [
+        pytest.param(with_a_wrong_checksum, 64, id="a wrong checksum"),
+        pytest.param(bytes, 1, id="a TTL that ends on the node"),
+    ],
+)
+async def test_a_client_cannot_eject_a_pod_that_serves(
+    world: World, served: Served, forge: Callable[[bytes], bytes], ttl: int
+) -> None:
+    """Of nine connections in turn one is a SYN that IPVS counts and no pod sees: always of the same pod."""
+    visitor, vip = world.visitor, served.addresses.ip
+    before = refuted(served.node)
+    with visitor.namespace.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP) as raw:
+        raw.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
+        for port in range(FORGED_FROM, FORGED_FROM + FORGED_AT_MOST):
+            raw.sendto(forge(segment(((visitor.ip, port), (vip, 8080)), SYN)), (vip, 0))
+            for _ in served.pods[1:]:
+                await visitor.http(vip, 8080)
+            served.has_out()
+            if refuted(served.node) > before:
+                return
+    raise AssertionError("no pod was nominated: the SYNs are no evidence")

@@ -53,6 +53,9 @@ class Workers:
     def ejections(self) -> int:
         return 2
 
+    def refuted_ejections(self) -> int:
+        return 3
+
     async def live(self) -> None:
         return
 

@@ -111,6 +111,13 @@ class ServiceProxy(Controller):
         gate.join(self.wake, says=says, waits_for=(ENTRIES_PREPARED, ROUTES_PREPARED), needs=self._bind_gate.awaits)
         gate.join(self.wake, says={}, waits_for=ENFORCED.values())
 
+    async def run(self) -> None:
+        """As every controller, and connect to real servers that are to be ejected."""
+        async with asyncio.TaskGroup() as group:
+            confirming = group.create_task(self.weights.confirm(), name="ejections")
+            await super().run()
+            confirming.cancel()
+
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Take the plans into the desired state."""
         for plan in plans:

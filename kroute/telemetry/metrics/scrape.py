@@ -18,8 +18,9 @@ class Scrape(NamedTuple):
     """The values at the moment of a scrape. `kernel` is None if the kernel cannot be read.
 
     `passes` are the durations of passes by controller, `firewall` is the firewall's backend, `sets` are its sets.
-    `ejections` counts real servers that were ejected. `waits_for` is the other service proxy for whose end kroute
-    waits, `rival` one that is at work on a node that kroute serves.
+    `ejections` counts real servers that were ejected, `refuted_ejections` those that were not because they accepted a
+    connection. `waits_for` is the other service proxy for whose end kroute waits, `rival` one that is at work on a node
+    that kroute serves.
     """
 
     statistics: Statistics
@@ -32,5 +33,6 @@ class Scrape(NamedTuple):
     firewall: str
     sets: Sequence[SetFill]
     ejections: int
+    refuted_ejections: int
     waits_for: Sign | None
     rival: Sign | None

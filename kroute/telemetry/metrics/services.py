@@ -80,6 +80,14 @@ STATE_ROWS: tuple[Row, ...] = (
         lambda it: [((), it.ejections)],
     ),
     (
+        Metric(
+            "kroute_ejections_refuted_total",
+            "counter",
+            "Real servers that did not answer clients, but accepted a connection of the node's own.",
+        ),
+        lambda it: [((), it.refuted_ejections)],
+    ),
+    (
         Metric("kroute_firewall_info", "gauge", "1, with the firewall's backend.", ("backend",)),
         lambda it: [((it.firewall,), 1)],
     ),

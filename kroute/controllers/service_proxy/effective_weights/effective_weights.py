@@ -1,10 +1,13 @@
 """Turns planned weights into those of now: an ejected real server has none, and a new one climbs to its own."""
 
+import asyncio
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
+from kroute.backoff import patiently
 from kroute.controllers.service_proxy.effective_weights.ejections import Ejections, Happened
 from kroute.controllers.service_proxy.effective_weights.slow_starts import SlowStarts
 from kroute.kernel.clients import VirtualServerTable
@@ -15,6 +18,9 @@ from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
 from kroute.reconcile.desired_state import DesiredState
 from kroute.reconcile.pass_status import PassStatus, Report, names_of
 from kroute.reconcile.stage_gate import Revision
+
+if TYPE_CHECKING:
+    from kroute.controllers.service_proxy.effective_weights.confirmations import Confirmations
 
 log = structlog.get_logger(__name__)
 
@@ -40,11 +46,18 @@ class EffectiveWeights:
         self._status = status
         self._slow_starts = SlowStarts()
         self._ejections = Ejections()
+        self._confirmations: Confirmations | None = None
+        self._has_nominated = asyncio.Event()
 
     @property
     def ejections(self) -> int:
         """How many times a real server was ejected so far."""
         return self._ejections.total
+
+    @property
+    def refuted(self) -> int:
+        """How many times a real server that was to be ejected accepted a connection of this node's own."""
+        return self._ejections.refuted
 
     def ejected(self, keys: Collection[VirtualServerKey]) -> list[str]:
         """What there is to say of the ejected real servers of these virtual servers, one sentence each."""
@@ -90,7 +103,8 @@ class EffectiveWeights:
                 self._ejections.forget(gone)
             there = [key for key in keys if key in self._servers.applied and self._ejections.may_eject(key)]
             table = await self._ipvs.real_server_traffic(there)
-            happened += self._ejections.judge({key: table[key] for key in there}, now)
+            happened += self._ejections.judge({key: table[key] for key in there}, now, self._accepts)
+        self._nominate()
         for each in happened:
             self._tell(each)
             desired = self._servers.desired(each.key)
@@ -98,6 +112,14 @@ class EffectiveWeights:
                 self._slow_starts.join(desired, each.server, now)
         for key in {*changed, *(it.key for it in happened)}:
             self._servers.recheck(key)
+
+    async def confirm(self) -> None:
+        """Connect to real servers that are to be ejected, once there is one, until cancelled."""
+        if self._confirmations is None:
+            await self._has_nominated.wait()
+            self._confirmations = await patiently("connecting to real servers that are to be ejected", _load)
+            self._nominate()
+        await self._confirmations.run()
 
     def next_due(self) -> float | None:
         """When the next step of a climb, the next look at counters, or a trial is due."""
@@ -108,6 +130,19 @@ class EffectiveWeights:
         """Note that the virtual server was deleted."""
         self._slow_starts.forget(key)
         self._ejections.forget(key)
+
+    def _nominate(self) -> None:
+        """Have the node connect to each nominated real server, once for all virtual servers."""
+        nominated: dict[RealServerKey, set[str]] = {}
+        for key, server in self._ejections.nominated():
+            nominated.setdefault(server, set()).update(owner.namespace for owner in self._servers.owners(key))
+        if self._confirmations is not None:
+            self._confirmations.nominate(nominated)
+        elif nominated:
+            self._has_nominated.set()
+
+    def _accepts(self, server: RealServerKey) -> bool | None:
+        return self._confirmations.accepts(server) if self._confirmations is not None else None
 
     def _tell(self, happened: Happened) -> None:
         key, server, is_out, why, hold = happened
@@ -127,3 +162,11 @@ class EffectiveWeights:
             message = f"{subject} gets no new connections on this node for {hold:.0f} s: {why}."
             for owner in owners:
                 self._report(owner, Problem(EJECTED, subject, message))
+
+
+async def _load() -> "Confirmations":
+    from kroute.controllers.service_proxy.effective_weights.confirmations import (  # noqa: PLC0415  few nodes need it
+        Confirmations,
+    )
+
+    return Confirmations()

@@ -1,5 +1,8 @@
 """Ejections: real servers that do not answer new connections have weight 0 on this node, until they are tried again.
 
+The counters can be forged by one client, so they only nominate: a real server is ejected if it does not accept a
+connection of this node's own either.
+
 At most a third of a virtual server's real servers are ejected. One that fails again in its trial is held for twice as
 long, up to 16 times as long as the Service asks. One that answers on a connection that it still has is tried at once,
 unless it has failed a trial.
@@ -8,7 +11,7 @@ Nothing is recorded for a restart: a real server that has weight 0 in the kernel
 ejected before, and is held anew.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -28,6 +31,8 @@ ONE_IN = 3
 """At most one in so many real servers is ejected, and none where there are fewer."""
 LONGEST_HOLD = 16
 """A real server that fails again and again is held for so many times the Service's time at most."""
+Accepts = Callable[[RealServerKey], bool | None]
+"""Whether a real server accepts a connection of this node's own; None: that is not known."""
 FOUND = "an earlier run of kroute ejected it"
 
 
@@ -67,6 +72,7 @@ class _Watched:
         self.candidates: frozenset[RealServerKey] = frozenset()
         self.out: dict[RealServerKey, Ejected] = {}
         self.trials: dict[RealServerKey, _Trial] = {}
+        self.nominated: set[RealServerKey] = set()
 
     def want(self, desired: VirtualServer) -> None:
         """Take a new plan. Those that are ejected beyond what it allows are out no more, the first ones first."""
@@ -75,6 +81,7 @@ class _Watched:
         for known in (self.out, self.trials):
             for gone in [it for it in known if it not in self.candidates]:
                 del known[gone]
+        self.nominated &= self.candidates if self.room > 0 else set()
         for oldest in sorted(self.out, key=lambda it: self.out[it].since)[: max(0, -self.room)]:
             del self.out[oldest]
 
@@ -83,15 +90,28 @@ class _Watched:
         """How many more may be ejected."""
         return len(self.candidates) // ONE_IN - len(self.out)
 
-    def judge(self, traffic: Mapping[RealServerKey, RealServerTraffic], now: float) -> Iterator[Happened]:
-        """Eject those that fail, and try again those that answer."""
+    def judge(
+        self, traffic: Mapping[RealServerKey, RealServerTraffic], now: float, interval: float, accepts: Accepts
+    ) -> Iterator[Happened | None]:
+        """Eject those that fail, and try again those that answer. None: one that was to be ejected accepts.
+
+        They are nominated `interval` seconds, a look, earlier, so that it is known by then whether they accept.
+        """
         self.evidence.take({it: traffic[it] for it in self.candidates if it in traffic}, now)
         for server, it in list(self.out.items()):
             if it.hold <= self.ejection.hold and self.evidence.has_answered(server):
                 yield self.readmit(server, "it answers on a connection that it still has", now)
         serving = self.candidates - self.out.keys()
-        for server, finding in self.evidence.failing(serving, self.ejection.after, now).items():
-            if self.room > 0:
+        self.nominated.clear()
+        for server, finding in self.evidence.failing(serving, self.ejection.after - interval, now).items():
+            if does_accept := accepts(server):
+                self.evidence.forget(server)
+                yield None
+            elif self.room <= len(self.nominated):
+                continue
+            elif does_accept is None or finding.seconds < self.ejection.after:
+                self.nominated.add(server)
+            else:
                 yield self._eject(server, str(finding), now)
         for server, (since, hold) in list(self.trials.items()):
             if now >= since + hold and (self.evidence.accepted_at(server) or since) > since:
@@ -127,6 +147,8 @@ class Ejections:
         self._has_adopted = False
         self.total = 0
         """Ejections so far."""
+        self.refuted = 0
+        """Nominations so far of real servers that then accepted a connection of this node's own."""
 
     def want(self, desired: VirtualServer) -> None:
         """Take a virtual server of a new plan, before it is compared with the kernel's."""
@@ -199,17 +221,23 @@ class Ejections:
         return key in self._watched and len(self._watched[key].candidates) >= ONE_IN
 
     def judge(
-        self, table: Mapping[VirtualServerKey, Mapping[RealServerKey, RealServerTraffic]], now: float
+        self, table: Mapping[VirtualServerKey, Mapping[RealServerKey, RealServerTraffic]], now: float, accepts: Accepts
     ) -> list[Happened]:
         """Take the counters, the result of a look. Returns who is ejected and who is tried again because of them."""
         found = [
             it
             for key, traffic in table.items()
             if key in self._watched
-            for it in self._watched[key].judge(traffic, now)
+            for it in self._watched[key].judge(traffic, now, self._interval, accepts)
         ]
-        self.total += sum(it.is_out for it in found)
-        return found
+        happened = [it for it in found if it is not None]
+        self.refuted += len(found) - len(happened)
+        self.total += sum(it.is_out for it in happened)
+        return happened
+
+    def nominated(self) -> Iterator[tuple[VirtualServerKey, RealServerKey]]:
+        """The real servers that are to be ejected unless they accept a connection of this node's own."""
+        return ((key, server) for key, watched in self._watched.items() for server in watched.nominated)
 
     def next_due(self) -> float | None:
         """When to look next, or to try a real server again; None if there is nothing to look at."""

@@ -81,6 +81,7 @@ async def test_what_is_served_and_what_passes_through_it(agent: Observed) -> Non
     found = await scraped(agent)
     assert found["kroute_services"] == {(): 1}
     assert found["kroute_virtual_servers"] == {("serving",): 1, ("refusing",): 0, ("missing",): 0}
+    assert (found["kroute_ejections_total"], found["kroute_ejections_refuted_total"]) == ({(): 2}, {(): 3})
     assert found["kroute_real_servers"] == {("serving",): 1, ("ejected",): 0, ("draining",): 1, ("missing",): 0}
     assert found["kroute_connections"] == {("active",): 4, ("inactive",): 4}
     assert found["kroute_service_connections"] == {

@@ -1,16 +1,32 @@
-"""Ejections: real servers that do not answer get no new connections for a while, and never more than a third."""
+"""Ejections: real servers that do not answer get no new connections for a while, and never more than a third.
 
+Nobody is ejected who accepts a connection of the node's own, whatever the counters say.
+"""
+
+import asyncio
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from kroute.comparison.virtual_servers import differences
+from kroute.controllers.service_proxy.effective_weights.confirmations import (
+    CONNECTS_WITHIN,
+    MOST_A_SECOND,
+    Confirmations,
+)
 from kroute.controllers.service_proxy.effective_weights.ejections import LONGEST_HOLD, Ejections
 from kroute.kernel.ipvs.client import RealServerKey, RealServerTraffic, SetRealServer, Traffic
 from kroute.model.plan import SLOW_START_STEPS, Ejection, Protocol, RealServer, VirtualServer, VirtualServerKey
+from kroute.model.probes import Probe
 from tests.unit.fake_node import FakeNode, plan
+from tests.unit.watching import eventually, running
+from tests.virtual_time import virtual
 
 WEB = VirtualServerKey(Protocol.TCP, "10.96.0.1", 80)
 EJECTION = Ejection(after=5, hold=30)
@@ -28,26 +44,68 @@ def web(count: int, *, weight: int = 1, slow_start: int = 0, ejection: Ejection 
     return VirtualServer(WEB, "wrr", 0, None, real_servers, slow_start, ejection=ejection)
 
 
+class Connections:
+    """The node's own connections: who does not accept them, and to whom they were made."""
+
+    def __init__(self) -> None:
+        self.dead: dict[str, str | OSError] = {}
+        self.made: list[str] = []
+
+    async def check(self, probe: Probe, _timeout: float) -> str | None:
+        self.made.append(probe.address)
+        outcome = self.dead.get(probe.address)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+
+@pytest.fixture(autouse=True)
+def connections(monkeypatch: pytest.MonkeyPatch) -> Connections:
+    found = Connections()
+    monkeypatch.setattr("kroute.http.probes.check", found.check)
+    monkeypatch.setattr(Clients, "connections", found, raising=False)
+    return found
+
+
 class Clients:
-    """Clients of a node's virtual server, and how its real servers answer them."""
+    """Clients of a node's virtual server, and how its real servers answer them, and the node itself."""
+
+    connections: Connections
 
     def __init__(self, node: FakeNode) -> None:
         self.node = node
 
     async def call(self, seconds: float, **answers: tuple[int, ...]) -> None:
-        """Let clients call for so long. Every two seconds each real server that takes connections answers so."""
+        """Let clients call for so long. Every two seconds each real server that takes connections answers so.
+
+        One that does not answer clients accepts no connection of the node's own either.
+        """
+        self.connections.dead = {f"10.1.0.{name[3:]}": "Connection refused" for name in answers}
+        await self.pretend(seconds, **answers)
+
+    async def pretend(self, seconds: float, **answers: tuple[int, ...]) -> None:
+        """The same, but the connections of the node's own are as they are."""
+        weights = self.node.service_proxy.weights
         for _ in range(int(seconds) // 2):
             self.node.clock.now += 2
             self._pass(answers)
-            await self.node.settle()
+            async with running(weights.confirm()):
+                await self.node.settle()
+                if weights._has_nominated.is_set():
+                    await eventually(
+                        lambda: (it := weights._confirmations) is not None and (not it._unknown or it._is_lacking)
+                    )
 
     def _pass(self, answers: Mapping[str, tuple[int, ...]]) -> None:
         kernel = self.node.kernel
-        for server, state in kernel.virtual_servers[WEB].real_servers.items():
-            answer = answers.get(f"pod{server[0].rpartition('.')[2]}", GOOD)
+        table = {
+            (key, server): it for key, one in kernel.virtual_servers.items() for server, it in one.real_servers.items()
+        }
+        for key, state in table.items():
+            answer = answers.get(f"pod{key[1][0].rpartition('.')[2]}", GOOD)
             if state.weight or not answer[0]:
-                before = kernel.traffic.get((WEB, server), Traffic())
-                kernel.traffic[WEB, server] = Traffic(*(a + b for a, b in zip(before, answer, strict=True)))
+                before = kernel.traffic.get(key, Traffic())
+                kernel.traffic[key] = Traffic(*(a + b for a, b in zip(before, answer, strict=True)))
 
     def weights(self) -> list[int]:
         servers = self.node.kernel.virtual_servers[WEB].real_servers
@@ -140,6 +198,93 @@ async def test_at_most_a_third_is_ejected_and_nobody_of_two(tmp_path: Path) -> N
     assert few.weights() == [1, 1]
 
 
+@pytest.mark.parametrize("forged", [SILENT, REFUSED], ids=["silence", "refusals"])
+async def test_one_that_accepts_the_nodes_own_connection_is_never_ejected(
+    tmp_path: Path, connections: Connections, forged: tuple[int, ...]
+) -> None:
+    clients = await serving(tmp_path, web(3))
+    for _ in range(30):
+        await clients.pretend(2, pod2=forged)
+        assert clients.weights() == [1, 1, 1]
+    assert (clients.node.problems, clients.node.kernel.writes) == ([], [])
+    assert {*connections.made} == {"10.1.0.2"}
+    assert clients.node.wiring.ejections() == 0
+    refuted = clients.node.wiring.refuted_ejections()
+    assert refuted == len(connections.made) == 7, "one each time that there has been evidence for long enough"
+    await clients.call(10, pod2=forged)
+    assert clients.weights() == [1, 0, 1], "and once it really fails, it is ejected"
+
+
+async def test_a_connection_is_made_a_look_before_the_ejection_and_to_no_more_than_may_be_ejected(
+    tmp_path: Path, connections: Connections
+) -> None:
+    clients = await serving(tmp_path, web(8))
+    await clients.call(6, pod2=SILENT, pod3=REFUSED, pod4=SILENT)
+    assert connections.made == []
+    await clients.call(2, pod2=SILENT, pod3=REFUSED, pod4=SILENT)
+    assert len({*connections.made}) == len(connections.made) == 2
+    assert sum(clients.weights()) == 8
+    await clients.call(2, pod2=SILENT, pod3=REFUSED, pod4=SILENT)
+    assert sum(clients.weights()) == 6
+
+
+async def test_forged_evidence_does_not_keep_one_in_that_is_dead(tmp_path: Path, connections: Connections) -> None:
+    clients = await serving(tmp_path, web(5))
+    connections.dead = {"10.1.0.3": "no answer within 1.5 s"}
+    await clients.pretend(4, pod2=SILENT)
+    await clients.pretend(10, pod2=SILENT, pod3=SILENT)
+    assert clients.weights() == [1, 1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
+async def test_a_connection_that_cannot_be_made_ejects_nobody(
+    tmp_path: Path, connections: Connections, number: int
+) -> None:
+    clients = await serving(tmp_path, web(3))
+    connections.dead = {"10.1.0.2": OSError(number, "lacking")}
+    with capture_logs() as logs:
+        await clients.pretend(20, pod2=SILENT)
+    assert clients.weights() == [1, 1, 1]
+    assert [line["event"] for line in logs] == ["resources.exhausted"]
+
+
+async def test_one_connection_is_made_for_all_virtual_servers_and_none_once_they_are_gone(
+    tmp_path: Path, connections: Connections
+) -> None:
+    other = msgspec.structs.replace(web(3), key=WEB._replace(address="10.96.0.2"))
+    node = await FakeNode(tmp_path).start(plan("web", 1, web(3)), plan("other", 1, other))
+    clients = Clients(node)
+    await clients.pretend(8, pod2=SILENT)
+    assert connections.made == ["10.1.0.2"]
+    await node.apply(plan("web", 2), plan("other", 2))
+    assert node.service_proxy.weights._confirmations is not None
+    assert not node.service_proxy.weights._confirmations.wanted
+
+
+@virtual(settles_within=0)
+async def test_connections_are_few_at_one_time_and_few_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[float] = []
+    open_at_once = [0]
+
+    async def look(_probe: Probe, seconds: float) -> str | None:
+        began.append(asyncio.get_running_loop().time())
+        open_at_once.append(open_at_once[-1] + 1)
+        await asyncio.sleep(seconds)
+        open_at_once.append(open_at_once[-1] - 1)
+        return "no answer"
+
+    monkeypatch.setattr("kroute.http.probes.check", look)
+    confirmations = Confirmations()
+    async with running(confirmations.run()):
+        confirmations.nominate({(f"10.1.{one >> 8}.{one & 255}", 80): {"greedy"} for one in range(5000)})
+        await asyncio.sleep(5)
+        confirmations.nominate({("10.2.0.1", 80): {"victim"}, ("10.2.0.2", 80): {"greedy"}})
+        await asyncio.sleep(2)
+    assert all(sum(at <= other < at + 1 for other in began) <= MOST_A_SECOND + 1 for at in began)
+    assert max(open_at_once) <= CONNECTS_WITHIN * MOST_A_SECOND + 2
+    assert confirmations.accepts(("10.2.0.1", 80)) is False
+
+
 async def test_when_others_leave_the_bound_holds_at_once(tmp_path: Path) -> None:
     clients = await serving(tmp_path, web(6))
     await clients.call(10, pod1=SILENT, pod2=SILENT)
@@ -226,7 +371,7 @@ def test_whatever_happens_the_bound_holds_and_all_come_back(
                 counts[real_server] = Traffic(*(a + b for a, b in zip(counts[real_server], answer, strict=True)))
         there = [(it.address, it.port) for it in server.real_servers]
         for key in ejections.to_look_at(now):
-            ejections.judge({key: {it: RealServerTraffic(counts[it]) for it in there}}, now)
+            ejections.judge({key: {it: RealServerTraffic(counts[it]) for it in there}}, now, lambda _: False)
         out = ejections.of(WEB)
         assert len(out) <= len(there) // 3
         assert out.keys() <= set(there)
