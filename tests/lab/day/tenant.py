@@ -90,12 +90,12 @@ async def odd_flags_past_source_ranges(stage: Stage, _dice: random.Random) -> No
 
 
 async def forged_evidence_for_an_ejection(stage: Stage, dice: random.Random) -> None:
-    """Nobody may eject the healthy endpoints of others."""
+    """Nobody may eject the healthy endpoints of others, with packets that IPVS counts and no endpoint sees."""
     visitor, node = stage.world.visitor, stage.cluster.node("node1")
     vip = "10.254.0.12"
     for number in range(FORGED):
         first_port = 20_000 + 100 * dice.randint(0, 99) + number
-        _send(visitor, visitor.ip, vip, (dice.choice(ODD_FLAGS),), 1, first_port)
+        _send(visitor, visitor.ip, vip, (dice.choice((_SYN, *ODD_FLAGS)),), 1, first_port, ttl=1)
         for _ in range(2):
             with contextlib.suppress(OSError):
                 await visitor.http(vip, 8080)
@@ -204,9 +204,12 @@ def _own(stage: Stage) -> list[Object]:
     return [item for key, item in stage.items.items() if key[2].startswith(NAME)]
 
 
-def _send(host: Host, source: str, vip: str, flags: tuple[int, ...], count: int, first_port: int = 43_000) -> None:
+def _send(
+    host: Host, source: str, vip: str, flags: tuple[int, ...], count: int, first_port: int = 43_000, ttl: int = 64
+) -> None:
     with host.namespace.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP) as raw:
         raw.bind((source, 0))
+        raw.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
         for number in range(count):
             for one in flags:
                 raw.sendto(segment(((source, first_port + 100 * one + number), (vip, 8080)), one), (vip, 0))
