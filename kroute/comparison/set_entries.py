@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 from ipaddress import ip_network
 
 from kroute.kernel.set_elements import element_text
-from kroute.model.plan import SetEntry
+from kroute.model.plan import AddressSet, SetEntry
 
 
 def missing(desired: Iterable[SetEntry], applied: Collection[SetEntry]) -> list[SetEntry]:
@@ -17,7 +17,7 @@ def differences(
 ) -> list[str]:
     """What is not as desired, one sentence each. `name_of` returns the kernel's name of an entry's set.
 
-    A network in another one that the kernel has counts as there: some backends leave it out.
+    A pod network in another one that the kernel has counts as there: some backends leave it out.
     """
 
     def said(entry: SetEntry) -> tuple[str, str]:
@@ -42,9 +42,8 @@ def text(entry: SetEntry) -> str:
 
 
 def _is_covered(entry: SetEntry, by: Iterable[SetEntry]) -> bool:
-    *key, network = entry.element
-    return "/" in str(network) and any(
-        it.set is entry.set and [*it.element[:-1]] == key and _is_within(str(network), str(it.element[-1])) for it in by
+    return entry.set is AddressSet.POD_NETWORK and any(
+        it.set is entry.set and _is_within(str(entry.element[0]), str(it.element[0])) for it in by
     )
 
 

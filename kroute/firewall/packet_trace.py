@@ -11,7 +11,7 @@ import msgspec
 
 from kroute.firewall import reasons
 from kroute.firewall.packets import Admission, Packet, Ruling, SourceChoice
-from kroute.firewall.sets import LOOKED_UP, SHAPES, End, Part, Sets, holds
+from kroute.firewall.sets import LOOKED_UP, SHAPES, End, Part, Sets, holds, networks_of
 from kroute.model.plan import AddressSet, Element
 
 
@@ -64,13 +64,20 @@ Trace: TypeAlias = Callable[[Hook, Packet, Sets], TraceResult]
 """Sends a packet through a hook's rules."""
 
 
-def is_in_set(packet: Packet, which: AddressSet, sets: Sets, *, by: tuple[End, ...] = ()) -> bool:
-    """Whether a set has what is looked up of the packet: the parts of `LOOKED_UP`, unless `by` names others."""
+def is_in_set(
+    packet: Packet, which: AddressSet, sets: Sets, *, by: tuple[End, ...] = (), length: int | None = None
+) -> bool:
+    """Whether a set has what is looked up of the packet: the parts of `LOOKED_UP`, unless `by` names others.
+
+    `length`: only a network of this prefix length counts, if the element ends in one.
+    """
     addresses = {End.SOURCE: packet.source, End.DESTINATION: packet.destination}
     ends = iter(by or LOOKED_UP[which])
     key: Element = ()
     for part in SHAPES[which]:
         key += (packet.protocol, packet.port) if part is Part.PORT else (addresses[next(ends)],)
+    if length is not None:
+        return (*key[:-1], networks_of(str(key[-1]))[length]) in sets.get(which, ())
     return holds(sets.get(which, ()), key)
 
 
@@ -79,15 +86,19 @@ def is_interface(name: str, pattern: str) -> bool:
     return bool(name) and (name.startswith(pattern[:-1]) if pattern.endswith("+") else name == pattern)
 
 
+_SAY_LITTLE = frozenset({reasons.REFUSED, reasons.RESTRICTED, reasons.WITHIN_RANGES})
+"""Comments of rules that act on what another rule decides, or let the packet go on to the rules that do."""
+
+
 def admission(trace: Trace, packet: Packet, sets: Sets, *, has_virtual_server: bool) -> Admission:
     """As `Rules.admission`. IPVS is after INPUT, and after OUTPUT for this node's packets; others return on lo."""
     is_own = not packet.in_interface
     outcome = trace(Hook.OUTPUT if is_own else Hook.INPUT, packet, sets)
     if outcome.fate is Fate.NONE and is_own and not has_virtual_server:
         outcome = trace(Hook.INPUT, packet._replace(in_interface="lo"), sets)
+    *_, why = ["", *(text for text in outcome.met if text not in _SAY_LITTLE)]
     if outcome.fate in {Fate.NONE, Fate.ACCEPTED}:
-        return Admission(Ruling.PASSED, outcome.why)
-    *_, why = [text for text in outcome.met if text != reasons.REFUSED]  # the rule before it says why
+        return Admission(Ruling.PASSED, why)
     if outcome.fate is Fate.REFUSED:
         return Admission(Ruling.REFUSED, f"{why} ({outcome.detail})")
     return Admission(Ruling.DROPPED, why)

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Mapping
 from enum import StrEnum
-from ipaddress import ip_address, ip_network
+from functools import lru_cache
+from ipaddress import ip_network
 from typing import NamedTuple
 
 import msgspec
@@ -88,8 +89,11 @@ def holds(elements: Collection[Element], key: Element) -> bool:
     """Whether `key` is an element, or would be one if a network at the element's end were `key`'s last address."""
     if key in elements:
         return True
-    address = ip_address(key[-1]) if isinstance(key[-1], str) else None
-    return address is not None and any(
-        element[:-1] == key[:-1] and "/" in str(element[-1]) and address in ip_network(str(element[-1]))
-        for element in elements
-    )
+    return isinstance(key[-1], str) and any((*key[:-1], it) in elements for it in networks_of(key[-1]))
+
+
+@lru_cache(256)
+def networks_of(address: str) -> tuple[str, ...]:
+    """The network of each prefix length, from 0 on, that an address is in."""
+    alone = ip_network(address)
+    return tuple([str(alone.supernet(new_prefix=length)) for length in range(alone.max_prefixlen + 1)])

@@ -62,7 +62,7 @@ async def translated_vips(proxy: OtherProxy) -> set[str]:
     async with Nftables() as nftables:
         for table in await _read_nft_tables(proxy.nft_table):
             for name in proxy.vip_maps:  # address . protocol . port, of which the last two have four bytes each
-                found |= {unpack_address(key.first[:-8]) for key in await nftables.keys(table, name)}
+                found |= {unpack_address(key.value[:-8]) for key in await nftables.keys(table, name)}
     for variant in VARIANTS:
         for saved in (await _read_rules(proxy, variant, proxy.vip_chains)).tables:
             of_vips = [rule for rule in saved.rules if rule.chain in proxy.vip_chains]

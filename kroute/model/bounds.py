@@ -23,9 +23,9 @@ NO_BOUND = 1 << 60
 MOST_RANGES = 1000
 """Source ranges of one Service that are looked at; further ones let nobody in."""
 
-MOST_RANGE_ENTRIES = 5000
-"""Source ranges of one Service times its ports on the load balancer's addresses. With nf_tables the kernel needs about
-a second for so many, and a minute for 50,000.
+MOST_RANGE_ENTRIES = 50_000
+"""Source ranges of one Service times its ports on the load balancer's addresses: as many as its real servers may be
+(`--max-backends`) unless that is set otherwise.
 """
 
 MOST_PROBLEMS = 20

@@ -128,7 +128,8 @@ class AddressSet(StrEnum):
     RESTRICTED = "RESTRICTED"
     """(address, protocol, port) of every LoadBalancer port that only some clients may use."""
     SOURCE_RANGE = "SOURCE-RANGE"
-    """(address, protocol, port, network) of the clients that may use an entry of RESTRICTED."""
+    """(address, protocol, port, network) of the clients that may use an entry of RESTRICTED. Each network has one of
+    the `range_lengths`."""
     HEALTH_CHECK = "HEALTH-CHECK"
     """(address, protocol, port) of every health check port, on each address of the node that serves node ports."""
     HAIRPIN = "HAIRPIN"
@@ -137,6 +138,11 @@ class AddressSet(StrEnum):
     """(address,) of every address on the dummy interface: it answers to ping and on Services' ports only."""
     POD_NETWORK = "POD-NETWORK"
     """(network,) of every pod network, if pods are told from other clients by network."""
+
+
+def range_lengths(family: Family) -> range:
+    """The prefix lengths of the networks in SOURCE_RANGE: 32 of each family, the longest first. None is 0."""
+    return range(32, 0, -1) if family is Family.IPV4 else range(128, 0, -4)
 
 
 Element = tuple[str | int, ...]

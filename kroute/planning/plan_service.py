@@ -114,7 +114,8 @@ def planning(
     weighing = weighing_of(node, facts, options.scheduler, options.weights, options.locality)
     problems.extend(problems_of(weighing) if weighing is not None else ())
     problems.extend(conflict(it.key, held[it.key]) for it in served if it.key in held)
-    ranges = source_ranges(service, {family_of(it.key.address) for it in served if it.is_balanced}, problems)
+    balanced = {family_of(it.key.address) for it in served if it.is_balanced}
+    ranges = yield from source_ranges(service, balanced, problems)
     answered = _Answered(service, options, merged, node, ranges, settings.max_backends, weighing)
     direct = DirectReturn(service, options, node, settings, owners) if options.direct_return else None
 

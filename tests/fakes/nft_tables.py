@@ -26,6 +26,7 @@ from kroute.kernel.nftables.objects import (
     Rule,
     SetDefinition,
     Table,
+    is_interval,
 )
 from kroute.kernel.nftables.set_keys import encode_key, key_length
 
@@ -185,7 +186,9 @@ class FakeNftTable:
         except ValueError:
             return False
         is_range = first != last
-        return len(first) == key_length(self.family, definition.parts) and (definition.has_networks or not is_range)
+        return len(first) == key_length(self.family, definition.parts) and (
+            is_interval(definition.parts) or not is_range
+        )
 
     def _delete(self, change: NftChange) -> int:
         number = 0
@@ -256,10 +259,10 @@ class FakeNft:
 
 def _overlaps(found: FakeNftSet, element: Element) -> bool:
     """Whether a network overlaps another one that stands: the kernel refuses it, or confuses the two."""
-    if "net" not in found.definition.parts or element in found.elements:
+    if not is_interval(found.definition.parts) or element in found.elements:
         return False
-    network = ip_network(str(element[-1]))
-    return any(it[:-1] == element[:-1] and network.overlaps(ip_network(str(it[-1]))) for it in found.elements)
+    network = ip_network(str(element[0]))
+    return any(network.overlaps(ip_network(str(it[0]))) for it in found.elements)
 
 
 def _loaded(name: str, parts: dict[int, bytes]) -> range:

@@ -5,6 +5,7 @@ test_contracts.py in memory.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, ServicePlan, SetEntry
+from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.stage_gate import ENTRIES_PREPARED, WITHDRAWN, StageGate
 from kroute.settings import Exemption, Settings
@@ -214,6 +216,27 @@ class FirewallContract:
         wanted = {entry for victim in victims for entry in victim.set_entries}
         assert set(await everything(firewall)) == wanted
 
+    async def test_a_source_range_costs_no_more_than_another_element_however_many_there_are(
+        self, firewall: Firewall
+    ) -> None:
+        """As concatenations of intervals in nf_tables these took eighty times as long."""
+        await firewall.ensure_sets()
+        pods = [f"10.{number // 250}.{number % 250}.1" for number in range(5000)]
+        hairpins = [SetEntry(AddressSet.HAIRPIN, (it, 6, 80, it)) for it in pods]
+        ranges = [
+            SetEntry(AddressSet.SOURCE_RANGE, (*port, f"10.{number // 250}.{number % 250}.0/24"))
+            for port in LARGE_PORTS
+            for number in range(1000)
+        ]
+        took: list[float] = []
+        for entries in (hairpins, ranges):
+            begin = time.process_time()
+            for is_wanted in (True, False):
+                async for part in sliced(entries):
+                    assert await firewall.change_elements(dict.fromkeys(part, is_wanted)) == {}
+            took.append(time.process_time() - begin)
+        assert took[1] < 5 * took[0]
+
     async def test_the_kernel_here_has_all_that_is_needed(self, firewall: Firewall) -> None:
         assert (await firewall.prerequisites()).missing == {family: [] for family in Family}
 
@@ -232,7 +255,11 @@ OF_PORTS = [which for which, shape in SHAPES.items() if shape == (Part.ADDRESS, 
 SETS: st.SearchStrategy[Sets] = st.fixed_dictionaries(
     {which: st.sets(st.sampled_from(PORTS)) for which in OF_PORTS}
     | {
-        AddressSet.SOURCE_RANGE: st.sets(st.sampled_from([(*port, "203.0.113.0/24") for port in PORTS])),
+        AddressSet.SOURCE_RANGE: st.sets(
+            st.sampled_from(
+                [(*port, it) for port in PORTS for it in ("203.0.113.0/24", "203.0.112.0/21", "192.0.2.1/32")]
+            )
+        ),
         AddressSet.HAIRPIN: st.sets(st.just(("172.20.1.5", 6, 8080, "172.20.1.5"))),
         AddressSet.VIP: st.sets(st.sampled_from([("10.96.0.1",), ("10.96.0.2",)])),
         AddressSet.POD_NETWORK: st.sets(st.just(("172.20.0.0/16",))),

@@ -67,7 +67,7 @@ SETS = {
     "no-endpoint": "Ports without endpoints: idle's.",
     "restricted": "Ports for some clients only: shop's load balancer ...",
     "health-check": "Health check node ports: mail's. No rule here looks for them; see above.",
-    "source-range": "... and the clients that may use them. Networks in concatenations are intervals (pipapo).",
+    "source-network": "... and the clients that may use them: the first and the last address of each network.",
     "hairpin": "A real server that may be on this node calls itself: destination, protocol, port, source.",
     "vip": "Every address on kube-ipvs0.",
     "pod-network": "The pods' networks, since --cluster-cidr tells them from other clients.",
@@ -94,6 +94,15 @@ CHAINS: dict[str, tuple[str, dict[str, str]]] = {
             "jump refuse": "What is left would reach a program that listens on all addresses of the node.",
         },
     ),
+    "source-ranges": (
+        "loadBalancerSourceRanges of a port in restricted. The set has networks, so one rule looks for each length.",
+        {
+            "ip daddr . meta l4proto . th dport . ip saddr .": "A single address is its network's first and last one.",
+            "ip daddr . meta l4proto . th dport . ip saddr &": "The first and the last address of the source's /31, of"
+            " its /30, and so on.",
+            "drop": "As a firewall does, and as kube-proxy does too.",
+        },
+    ),
     "odd-segments": (
         "To conntrack these are invalid, so nothing would masquerade them. IPVS would make a connection of each.",
         {"ip daddr": "Those to all other ports go on, or are refused."},
@@ -102,8 +111,7 @@ CHAINS: dict[str, tuple[str, dict[str, str]]] = {
         "What comes in and belongs to no connection. Addresses are still the client's; IPVS is behind this.",
         {
             "tcp flags ! syn": "After a flush of conntrack the middle of a connection looks new. It is not refused.",
-            "ip daddr . meta l4proto . th dport @restricted": "loadBalancerSourceRanges: in restricted, and not"
-            " with this source in source-range.",
+            "ip daddr . meta l4proto . th dport @restricted": "Few packets are to these.",
             "ip daddr . meta l4proto . th dport @no-endpoint": "IPVS would refuse it too, but over IPv6 only at the"
             " second SYN.",
             "ip saddr != @pod-network": "Pods of this node may use endpoints elsewhere; clients outside may not.",
@@ -176,12 +184,13 @@ CHAINS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def commented(printed: str) -> str:
-    """Return nft's listing of the table with a comment before every line that says something."""
+    """Return nft's listing of the table with a comment before the lines that say something, none twice in a row."""
     return "".join(f"{line}\n" for line in _commented(printed.splitlines()))
 
 
 def _commented(printed: list[str]) -> Iterator[str]:
     rules: dict[str, str] = {}
+    said = ""
     for line in printed:
         kind, _, rest = line.strip().partition(" ")
         name = rest.removesuffix(" {")
@@ -189,9 +198,12 @@ def _commented(printed: list[str]) -> Iterator[str]:
             yield f"\t# {SETS[name]}"
         elif kind == "chain":
             comment, rules = CHAINS[name]
+            said = ""
             yield f"\t# {comment}"
         elif kind not in {"", "table", "}", "elements", "flags"} and line.startswith("\t\t") and rules:
-            yield f"\t\t# {_explanation(rules, line.strip())}"
+            before, said = said, _explanation(rules, line.strip())
+            if said != before:
+                yield f"\t\t# {said}"
         yield line
 
 

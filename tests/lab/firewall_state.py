@@ -7,7 +7,7 @@ plans, so that a test can compare the two.
 import json
 import re
 from collections.abc import Callable, Iterable
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network, summarize_address_range
 from typing import Any, Protocol
 
 from kroute.firewall.sets import SHAPES, Part
@@ -20,6 +20,8 @@ LEGACY_TABLES = ("nat", "filter", "mangle")
 """The tables in which the iptables backend may have chains."""
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
 _NAMES = {number: name for name, number in _PROTOCOLS.items()}
+_NFT_SETS = {which: "source-network" if which is AddressSet.SOURCE_RANGE else which.lower() for which in AddressSet}
+_OF_NFT = {name: which for which, name in _NFT_SETS.items()}
 _OF_KROUTE = re.compile(r"^-[NA] KROUTE-| -j KROUTE-")
 
 
@@ -45,14 +47,14 @@ def description(node: Runs) -> list[str]:
 
 def set_name(entry: SetEntry) -> str:
     """Return the name of an entry's set, as kroute tells it to people and the tools take it."""
-    return f"{_table_of(entry)} {entry.set.lower()}" if backend() == NFTABLES else _ipset_name(entry)
+    return f"{_table_of(entry)} {_NFT_SETS[entry.set]}" if backend() == NFTABLES else _ipset_name(entry)
 
 
 def flush_sets(node: Runs, *which: AddressSet) -> None:
     """Delete the entries of these sets, of all if none is named. They are at most a few, so it is done at once."""
     if backend() == NFTABLES:
         names = [(table, it) for table in TABLES.values() for it in which or AddressSet]
-        node.run("nft", "-f", "-", stdin="".join(f"flush set {table} {it.lower()}\n" for table, it in names))
+        node.run("nft", "-f", "-", stdin="".join(f"flush set {table} {_NFT_SETS[it]}\n" for table, it in names))
         return
     for name in node.run("ipset", "list", "-name").split():
         if not which or name in {f"KROUTE-{family}{it}" for family in ("", "6-") for it in which}:
@@ -118,7 +120,7 @@ def _delete_nft_chains(node: Runs, table: str) -> None:
 
 def _edit(node: Runs, verb: str, edited: Iterable[SetEntry]) -> None:
     if backend() == NFTABLES:
-        lines = [f"{verb} element {_table_of(it)} {it.set.lower()} {{ {_nft_text(it.element)} }}" for it in edited]
+        lines = [f"{verb} element {_table_of(it)} {_NFT_SETS[it.set]} {{ {_nft_text(it)} }}" for it in edited]
         node.run("nft", "-f", "-", stdin="\n".join([*lines, ""]))
     else:
         lines = [f"{verb} {_ipset_name(it)} {_ipset_text(it.element)}" for it in edited]
@@ -129,10 +131,13 @@ def _table_of(entry: SetEntry) -> str:
     return TABLES["IPv6" if ":" in str(entry.element[0]) else "IPv4"]
 
 
-def _nft_text(element: Element) -> str:
-    words = [str(it) for it in element]
+def _nft_text(entry: SetEntry) -> str:
+    words = [str(it) for it in entry.element]
     if len(words) > 1:
         words[1] = _NAMES[int(words[1])]
+    if entry.set is AddressSet.SOURCE_RANGE:
+        network = ip_network(words[-1])
+        words[-1:] = [str(network[0]), str(network[-1])]
     return " . ".join(words)
 
 
@@ -144,7 +149,7 @@ def _nft_entries(node: Runs) -> set[SetEntry]:
             continue
         for item in json.loads(node.run("nft", "-j", "list", "table", *table.split()))["nftables"]:
             if "set" in item:
-                which = AddressSet(item["set"]["name"].upper())
+                which = _OF_NFT[item["set"]["name"]]
                 found |= {SetEntry(which, _nft_element(which, it)) for it in item["set"].get("elem", ())}
     return found
 
@@ -153,7 +158,9 @@ def _nft_element(which: AddressSet, listed: Any) -> Element:
     """Turn an element of nft's JSON into that of a plan."""
     parts = listed["concat"] if isinstance(listed, dict) and "concat" in listed else [listed]
     values: list[str | int] = [_nft_value(it) for it in parts]
-    if SHAPES[which][-1] is Part.NETWORK:
+    if which is AddressSet.SOURCE_RANGE:
+        values[-2:] = map(str, summarize_address_range(*map(ip_address, values[-2:])))
+    elif SHAPES[which][-1] is Part.NETWORK:
         values[-1] = str(ip_network(str(values[-1])))
     return tuple(values)
 

@@ -5,7 +5,6 @@ import re
 import signal
 from collections import Counter
 
-from kroute.firewall.nftables.contents import MOST_NETWORKS, WITH_NETWORKS
 from kroute.firewall.sets import ROOM
 from kroute.model.plan import AddressSet, SetEntry
 from tests.lab.answers import ask_json
@@ -61,8 +60,7 @@ def in_the_kernel(node: Node) -> dict[str, tuple[int, int]]:
         return {name: (int(count), int(capacity)) for name, capacity, count in found}
     counts = Counter(set_name(entry) for entry in entries(node))
     names = [set_name(SetEntry(which, (address,))) for which in AddressSet for address in CLUSTER_IPS]
-    of_networks = {set_name(SetEntry(which, (address,))) for which in WITH_NETWORKS for address in CLUSTER_IPS}
-    return {name: (counts[name], MOST_NETWORKS if name in of_networks else ROOM.most) for name in names}
+    return {name: (counts[name], ROOM.most) for name in names}
 
 
 async def test_the_sets_are_as_full_as_the_kernel_says(world: World, deployment: Deployment) -> None:

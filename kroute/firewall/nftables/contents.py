@@ -1,23 +1,29 @@
 """The elements of the sets of both tables: what the kernel has, and how they are changed.
 
-The kernel's sets have no bound of their own, so the elements are counted here. Networks that overlap are left to
-`Networks`, which needs to know what stands: the first change or listing of such a set reads it.
+The kernel's sets have no bound of their own, so the elements are counted here. In a set of networks alone those that
+overlap are left to `Networks`, which needs to know what stands: the first change or listing of such a set reads it.
 """
 
-import asyncio
 import errno
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 
 import structlog
 
 from kroute.firewall.full_sets import FullSets
-from kroute.firewall.nftables.names import DEFINITIONS, TABLES, full_name, set_name
-from kroute.firewall.nftables.networks import Edit, Networks, portions
-from kroute.firewall.sets import SHAPES, Capacity, Room
+from kroute.firewall.nftables.names import BY_NAME, DEFINITIONS, TABLES, full_name, set_name
+from kroute.firewall.nftables.networks import Networks
+from kroute.firewall.sets import SHAPES, Room
 from kroute.kernel.errors import KernelError, describe_errno
 from kroute.kernel.firewall_clients import NftablesClient
-from kroute.kernel.nftables.objects import AddElements, DeleteElements, ElementChange, FlushSet, NftChange
+from kroute.kernel.nftables.objects import (
+    AddElements,
+    DeleteElements,
+    ElementChange,
+    FlushSet,
+    NftChange,
+    is_interval,
+)
 from kroute.kernel.set_elements import element_text
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet, Element, SetEntry
@@ -29,24 +35,12 @@ FULL = "the set is full"
 OVERLAPS = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT})
 """Refusals that mean that somebody else has changed a set of networks."""
 ATTEMPTS = 3
-"""How often changes of networks are tried again, without those that are refused or with what was read anew."""
+"""How often changes of networks are tried, with what was read anew."""
 
-WITH_NETWORKS = frozenset(which for which, it in DEFINITIONS.items() if it.has_networks)
+WITH_NETWORKS = frozenset(which for which, it in DEFINITIONS.items() if is_interval(it.parts))
 
 Changes = dict[Element, bool]
 Key = tuple[Family, AddressSet]
-
-
-MOST_NETWORKS = 32_768
-"""Elements of a set with networks. What one more costs the kernel grows with those that there are: with so many, a
-millisecond and a half.
-"""
-
-
-def capacity_of(which: AddressSet, room: Room) -> Capacity:
-    """A set has all its room from the start."""
-    most = min(room.most, MOST_NETWORKS) if which in WITH_NETWORKS else room.most
-    return Capacity(most, most)
 
 
 class Contents:
@@ -71,7 +65,7 @@ class Contents:
         for which in SHAPES:
             if which in WITH_NETWORKS:
                 networks = await self._read_networks(family, which)
-                async for part in sliced(list(networks.all())):
+                async for part in sliced(_elements(networks.wanted)):
                     yield [SetEntry(which, element) for element in part]
                 continue
             count = 0
@@ -119,86 +113,65 @@ class Contents:
         return refused
 
     async def _change_networks(self, family: Family, which: AddressSet, changes: Changes) -> dict[SetEntry, str]:
-        """What the kernel refuses for one key leaves all networks of that key as they are."""
-        refused = {it: errno.EINVAL for it in changes if not _ends_with_network(it)}
-        waiting = {element: is_wanted for element, is_wanted in changes.items() if element not in refused}
+        """What the kernel refuses leaves all networks as they are."""
+        refused = {it: errno.EINVAL for it in changes if not _is_network(it)}
+        waiting = {str(it[0]): is_wanted for it, is_wanted in changes.items() if it not in refused}
         try:
-            networks = self._networks.get((family, which))
-            for _ in range(ATTEMPTS):
-                if networks is None:
-                    networks = await self._read_networks(family, which)
-                failed = await self._write_edits(family, which, networks, networks.edits(waiting))
-                waiting = {it: is_wanted for it, is_wanted in waiting.items() if it[:-1] in failed}
-                if OVERLAPS.isdisjoint(failed.values()):
-                    break
-                networks = None
-            if networks is None:
-                failed = await self._rebuild(family, which, waiting)
-                waiting = {it: is_wanted for it, is_wanted in waiting.items() if it[:-1] in failed}
-            refused |= {it: failed[it[:-1]] for it in waiting}
+            number = await self._write_networks(family, which, waiting)
         except KernelError as error:
-            refused |= dict.fromkeys(waiting, error.errno or errno.EIO)
-        self._counts[family, which] = len(self._networks.get((family, which), ()))
+            number = error.errno or errno.EIO
+        if number:
+            refused = dict.fromkeys(changes, number) | refused
+        networks = self._networks.get((family, which))
+        self._counts[family, which] = len(networks.wanted) if networks is not None else 0
         return {
             SetEntry(which, it): _sentence(family, which, it, describe_errno(number), is_added=changes[it])
             for it, number in refused.items()
         }
 
-    async def _write_edits(
-        self, family: Family, which: AddressSet, networks: Networks, edits: list[Edit]
-    ) -> dict[Element, int]:
-        """Write the edits, each whole or not at all; returns the keys that are refused, of which no more is written."""
-        failed: dict[Element, int] = {}
-        for portion in portions(edits, len(networks)):
-            left = [it for it in portion if it.key not in failed]
-            failed |= await self._write_portion(family, which, networks, left)
-            await asyncio.sleep(0)
-        return failed
+    async def _write_networks(self, family: Family, which: AddressSet, changes: Mapping[str, bool]) -> int:
+        """Write all changes or none; returns the errno with which the kernel refuses them, or 0.
 
-    async def _write_portion(
-        self, family: Family, which: AddressSet, networks: Networks, edits: list[Edit]
-    ) -> dict[Element, int]:
-        """Write the edits in one transaction, without those that are refused; returns the refused keys."""
-        failed: dict[Element, int] = {}
-        for _ in range(ATTEMPTS):
-            edits = [it for it in edits if it.key not in failed]
-            deleted = [element for it in edits for element in it.delete]
-            added = [element for it in edits for element in it.add]
-            failures = await self._nftables.transact(TABLES[family], _element_changes(which, deleted, added))
-            if not failures:
-                for edit in edits:
-                    networks.settle(edit)
-                return failed
-            for failure in failures:
-                failed |= {entry.element[:-1]: failure.errno for entry, _ in _entries(failure.change)}
-        return failed | {it.key: errno.EAGAIN for it in edits}
-
-    async def _rebuild(self, family: Family, which: AddressSet, changes: Changes) -> dict[Element, int]:
-        """Empty a set and fill it again, in one transaction, with these changes; returns the keys that are refused.
-
-        Another program may have added a range that is no network. It cannot be deleted by any name that is known here.
+        Where the set is not as it was left, it is read again. Another program may also have added an interval that is
+        no network, and cannot be deleted by any name that is known here: then the set is emptied and filled again.
         """
-        networks = await self._read_networks(family, which)
-        edits = networks.edits(changes)
-        for edit in edits:
+        networks = self._networks.get((family, which))
+        number = 0
+        for _ in range(ATTEMPTS):
+            if networks is None:
+                networks = await self._read_networks(family, which)
+            edit = networks.edit(changes)
+            written = _element_changes(which, _elements(edit.delete), _elements(edit.add))
+            number = await self._transact(family, written)
+            if number not in OVERLAPS:
+                break
+            networks = None
+        if networks is None:
+            networks = await self._read_networks(family, which)
+            edit = networks.edit(changes)
+            filled = networks.standing.difference(edit.delete).union(edit.add)
+            number = await self._transact(
+                family, [FlushSet(set_name(which)), *_element_changes(which, (), _elements(filled))]
+            )
+            if not number:
+                log.warning("set.rebuilt", set=full_name(family, which), why="it had ranges that are not networks")
+        if not number:
             networks.settle(edit)
-        refilled = [FlushSet(set_name(which)), *_element_changes(which, (), networks.standing())]
-        failures = await self._nftables.transact(TABLES[family], refilled)
-        if failures:
-            await self._read_networks(family, which)
-            return {edit.key: failures[0].errno for edit in edits}
-        log.warning("set.rebuilt", set=full_name(family, which), why="it had ranges that are not networks")
-        return {}
+        return number
+
+    async def _transact(self, family: Family, changes: Sequence[NftChange]) -> int:
+        """Make all changes or none; returns the errno of the first that is refused, or 0."""
+        return next((it.errno for it in await self._nftables.transact(TABLES[family], changes)), 0)
 
     async def _read_networks(self, family: Family, which: AddressSet) -> Networks:
         """Take in what the kernel has of a set with networks. KernelError ENOENT if it is missing."""
         networks = self._networks.setdefault((family, which), Networks())
         try:
-            networks.found(await self.read(family, which))
+            networks.found(str(it[0]) for it in await self.read(family, which))
         except KernelError:
             del self._networks[family, which]
             raise
-        self._counts[family, which] = len(networks)
+        self._counts[family, which] = len(networks.wanted)
         return networks
 
     async def _surplus(self, family: Family, which: AddressSet, changes: Changes) -> Collection[Element]:
@@ -208,7 +181,7 @@ class Contents:
         """
         deleted, added = _split(changes)
         key = family, which
-        most = capacity_of(which, self._room).most
+        most = self._room.most
         if self._counts.get(key, 0) + len(added) <= most:
             return ()
         if key in self._exact and self._counts[key] >= most and not deleted:
@@ -227,7 +200,7 @@ class Contents:
 
     async def _present(self, family: Family, which: AddressSet) -> Collection[Element]:
         if which in WITH_NETWORKS:
-            return frozenset((await self._read_networks(family, which)).all())
+            return frozenset(_elements((await self._read_networks(family, which)).wanted))
         return await self.read(family, which)
 
 
@@ -248,15 +221,20 @@ def _entries(change: NftChange) -> list[tuple[SetEntry, bool]]:
     """The entries of a refused change, and whether it would have added them."""
     if not isinstance(change, AddElements | DeleteElements):
         return []
-    which = AddressSet(change.set.name.upper())
+    which = BY_NAME[change.set.name]
     return [(SetEntry(which, it), isinstance(change, AddElements)) for it in change.elements]
 
 
-def _ends_with_network(element: Element) -> bool:
+def _is_network(element: Element) -> bool:
     try:
-        return "/" in str(ip_network(str(element[-1])))
+        [network] = element
+        return "/" in str(ip_network(str(network)))
     except ValueError:
         return False
+
+
+def _elements(networks: Iterable[str]) -> list[Element]:
+    return [(it,) for it in networks]
 
 
 def _sentence(family: Family, which: AddressSet, element: Element, why: str, *, is_added: bool) -> str:

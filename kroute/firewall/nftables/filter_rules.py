@@ -21,7 +21,6 @@ from kroute.firewall.nftables.matches import (
     in_set,
     more_than_syn,
     not_from_local_pods,
-    not_in_set,
     of_no_connection,
     of_protocol,
     on_no_link,
@@ -34,11 +33,16 @@ from kroute.firewall.nftables.statements import Rule, rule
 from kroute.firewall.packet_trace import Hook
 from kroute.firewall.sets import SERVED, End
 from kroute.model.addresses import Family
-from kroute.model.plan import AddressSet, Protocol
+from kroute.model.plan import AddressSet, Protocol, range_lengths
 from kroute.settings import Settings
 
 REFUSE, VIP_PORTS, NEW = "refuse", "vip-ports", "new-connections"  # a name may not be a word of nft's, as reject is
-ODD_SEGMENTS, OWN_NEW, OWN_ANSWERS = "odd-segments", "own-new-connections", "own-answers"
+SOURCE_RANGES, ODD_SEGMENTS, OWN_NEW, OWN_ANSWERS = (
+    "source-ranges",
+    "odd-segments",
+    "own-new-connections",
+    "own-answers",
+)
 FILTER, MANGLE = 0, -150
 """NF_IP_PRI_FILTER and NF_IP_PRI_MANGLE."""
 BEFORE_OTHERS = 5
@@ -49,9 +53,10 @@ def filter_chains(settings: Settings, family: Family) -> list[ChainRules]:
     return [
         ChainRules(REFUSE, [rule(reasons.REFUSED, it) for it in refusals(family)]),
         ChainRules(VIP_PORTS, _vip_ports(family)),
+        ChainRules(SOURCE_RANGES, _source_ranges(family)),
         ChainRules(ODD_SEGMENTS, [rule(reasons.SERVED, in_set(family, which), drop()) for which in SERVED]),
         ChainRules(NEW, _new_connections(settings, family)),
-        ChainRules(OWN_NEW, [_not_begun(), _source_ranges(family), _odd_segments()]),
+        ChainRules(OWN_NEW, [_not_begun(), _restricted(family), _odd_segments()]),
         ChainRules(OWN_ANSWERS, _own_answers(family)),
         *_direct_return(settings, family),
         ChainRules(
@@ -94,7 +99,7 @@ def _new_connections(settings: Settings, family: Family) -> list[Rule]:
     refuse = jump(REFUSE)
     return [
         _not_begun(),
-        _source_ranges(family),
+        _restricted(family),
         rule(reasons.NO_ENDPOINT, in_set(family, AddressSet.NO_ENDPOINT), refuse),
         rule(reasons.NO_LOCAL, others, in_set(family, AddressSet.NO_LOCAL), refuse),
         _odd_segments(),
@@ -120,10 +125,20 @@ def _odd_segments() -> Rule:
     return rule(reasons.ODD_SEGMENT, more_than_syn(), jump(ODD_SEGMENTS))
 
 
-def _source_ranges(family: Family) -> Rule:
-    """The rule of `loadBalancerSourceRanges`. It drops packets, as a firewall does, and as kube-proxy does too."""
-    restricted, others = in_set(family, AddressSet.RESTRICTED), not_in_set(family, AddressSet.SOURCE_RANGE)
-    return rule(reasons.OUTSIDE_RANGES, restricted, others, drop())
+def _restricted(family: Family) -> Rule:
+    return rule(reasons.RESTRICTED, in_set(family, AddressSet.RESTRICTED), jump(SOURCE_RANGES))
+
+
+def _source_ranges(family: Family) -> list[Rule]:
+    """The rules of `loadBalancerSourceRanges`: one for each prefix length that a range may have.
+
+    The last one drops the packet, as a firewall does, and as kube-proxy does too.
+    """
+    lengths = range_lengths(family)
+    within = [
+        rule(reasons.WITHIN_RANGES, in_set(family, AddressSet.SOURCE_RANGE, length=it), leave()) for it in lengths
+    ]
+    return [*within, rule(reasons.OUTSIDE_RANGES, drop())]
 
 
 def _own_answers(family: Family) -> list[Rule]:

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
-from kroute.firewall.nftables.contents import Contents, capacity_of
-from kroute.firewall.nftables.names import DEFINITIONS, TABLES, full_name
+from kroute.firewall.nftables.contents import Contents
+from kroute.firewall.nftables.names import BY_NAME, DEFINITIONS, TABLES, full_name
 from kroute.firewall.nftables.rules import FamilyRules
 from kroute.firewall.nftables.tables import Tables
 from kroute.firewall.protocol import Prerequisites, SetCount
@@ -16,14 +16,11 @@ from kroute.model.plan import AddressSet, Element, SetEntry
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings
 
-_BY_NAME = {it.name: which for which, it in DEFINITIONS.items()}
-
 
 class NftablesFirewall:
     """Owns the tables `ip kroute` and `ip6 kroute` with all that is in them.
 
-    The kernel's sets grow by themselves; this object keeps each at `room.most` elements, and those with networks at
-    `MOST_NETWORKS`.
+    The kernel's sets grow by themselves; this object keeps each at `room.most` elements.
     """
 
     def __init__(self, settings: Settings, nftables: NftablesClient, *, room: Room = ROOM) -> None:
@@ -47,14 +44,15 @@ class NftablesFirewall:
         for family in Family:
             made, wrong = await self._tables.ensure_sets(family)
             for definition in made:
-                self._contents.made(family, _BY_NAME[definition.name])
+                self._contents.made(family, BY_NAME[definition.name])
             drift += wrong
         self._known = set(self._tables.supported)
         self._reading = generation
         return drift
 
     def capacity(self, family: Family, which: AddressSet) -> Capacity | None:
-        return capacity_of(which, self._room) if family in self._known else None
+        del which
+        return Capacity(self._room.most, self._room.most) if family in self._known else None
 
     async def elements(self) -> AsyncIterator[list[SetEntry]]:
         for family in self._tables.supported:

@@ -9,6 +9,7 @@ from kroute.firewall.nftables.statements import Statement, always, matching, nev
 from kroute.firewall.packet_trace import is_in_set, is_interface
 from kroute.firewall.policy import local_pods_interface
 from kroute.firewall.sets import LOOKED_UP, SHAPES, End, Part
+from kroute.kernel.netlink.message import unpack_address
 from kroute.kernel.nftables.expressions import (
     Ct,
     CtState,
@@ -39,6 +40,9 @@ REPLY = 1
 """IP_CT_DIR_REPLY."""
 
 
+_AS_IT_IS = ("", b"", b"")
+
+
 class _Addresses(msgspec.Struct, frozen=True):
     """Where a family's packets have their addresses, in bytes, and what nft calls them."""
 
@@ -49,6 +53,20 @@ class _Addresses(msgspec.Struct, frozen=True):
     def load(self, to: int, end: End) -> bytes:
         """The expression that loads an address into a register."""
         return payload(to, Header.NETWORK, self.offsets[end], self.length)
+
+    def ends_of_network(self, length: int | None) -> list[tuple[str, bytes, bytes]]:
+        """How an address becomes the first and the last one of its network of this prefix length; None: it stays.
+
+        nft's operator, the bits to keep, and those to set.
+        """
+        if length is None:
+            return [_AS_IT_IS]
+        if length == 8 * self.length:
+            return [_AS_IT_IS, _AS_IT_IS]
+        hosts = (1 << 8 * self.length - length) - 1
+        last, none = hosts.to_bytes(self.length, "big"), bytes(self.length)
+        kept = bytes(it ^ 0xFF for it in last)
+        return [(f" & {unpack_address(kept)}", kept, none), (f" | {unpack_address(last)}", kept, last)]
 
     def name(self, end: End) -> str:
         return f"{self.word} {'saddr' if end is End.SOURCE else 'daddr'}"
@@ -62,8 +80,13 @@ _PING = {Family.IPV4: ("icmp", 1, 8), Family.IPV6: ("icmpv6", 58, 128)}
 """nft's word, and the numbers of the protocol and of an echo request."""
 
 
-def in_set(family: Family, which: AddressSet, *, by: tuple[End, ...] = (), inverted: bool = False) -> Statement:
-    """Packets whose addresses, protocol and port are in a set. `by` names the addresses; () means `LOOKED_UP`."""
+def in_set(
+    family: Family, which: AddressSet, *, by: tuple[End, ...] = (), inverted: bool = False, length: int | None = None
+) -> Statement:
+    """Packets whose addresses, protocol and port are in a set. `by` names the addresses; () means `LOOKED_UP`.
+
+    Of a set with networks behind other parts, the networks of this prefix length are looked up.
+    """
     addresses = _ADDRESSES[family]
     ends = iter(by or LOOKED_UP[which])
     names: list[str] = []
@@ -74,15 +97,20 @@ def in_set(family: Family, which: AddressSet, *, by: tuple[End, ...] = (), inver
             names += ["meta l4proto", "th dport"]
             loads += [meta(register(offset), Meta.L4PROTO), payload(register(offset + 4), Header.TRANSPORT, 2, 2)]
             offset += 8
-        else:
-            end = next(ends)
-            names.append(addresses.name(end))
+            continue
+        end = next(ends)
+        for operator, mask, bits in addresses.ends_of_network(length) if part is Part.NETWORK else [_AS_IT_IS]:
+            names.append(addresses.name(end) + operator)
             loads.append(addresses.load(register(offset), end))
+            if mask:
+                loads.append(bitwise(register(offset), mask, bits))
             offset += addresses.length
     text = f"{' . '.join(names)} {'!= ' if inverted else ''}@{set_name(which)}"
     looked_up = lookup(set_name(which), AT, inverted=inverted)
     return matching(
-        text, (*loads, looked_up), lambda packet, sets: is_in_set(packet, which, sets, by=by) is not inverted
+        text,
+        (*loads, looked_up),
+        lambda packet, sets: is_in_set(packet, which, sets, by=by, length=length) is not inverted,
     )
 
 

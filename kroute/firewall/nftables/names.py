@@ -15,8 +15,12 @@ TABLES = {family: Table(family.number, TABLE) for family in Family}
 
 @lru_cache(64)
 def set_name(which: AddressSet) -> str:
-    """The set's name, which is the same in both tables."""
-    return which.lower()
+    """The set's name, which is the same in both tables.
+
+    That of SOURCE_RANGE was `source-range` while it had intervals. It has another name now, so that the old set stands,
+    with the rules that look into it, until the rules for the new one take their place.
+    """
+    return "source-network" if which is AddressSet.SOURCE_RANGE else which.lower()
 
 
 @lru_cache(64)
@@ -27,3 +31,5 @@ def full_name(family: Family, which: AddressSet) -> str:
 
 DEFINITIONS = {which: SetDefinition(set_name(which), tuple(map(str, parts))) for which, parts in SHAPES.items()}
 """The sets, as they are made in both tables."""
+
+BY_NAME = {it.name: which for which, it in DEFINITIONS.items()}

@@ -9,7 +9,6 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
-from itertools import groupby
 from typing import TypeVar
 
 from kroute.kernel.errors import UNINTELLIGIBLE, Failure, KernelError, describe_errno
@@ -69,8 +68,7 @@ class Nftables(NetlinkClient):
         super().__init__(NETLINK_NETFILTER)
         self._netlink = BatchSocket(NETLINK_NETFILTER, receive_buffer=RECEIVE_BUFFER, send_buffer=SEND_BUFFER)
         self._commits = 0
-        self._portions = {True: FIRST_PORTION, False: FIRST_PORTION}
-        """For sets with networks, whose elements take the kernel longer, and for others."""
+        self._portion = FIRST_PORTION
 
     async def chains(self) -> list[NftChain]:
         """All chains of all families; none if the kernel has not loaded nf_tables, which this does not load."""
@@ -106,12 +104,11 @@ class Nftables(NetlinkClient):
         Refused elements do not stop the others. One that is there already, or is gone already, is no failure.
         """
         failures: list[Failure[NftChange]] = []
-        for has_networks, of_kind in groupby(changes, lambda change: change.set.has_networks):
-            alike, start = list(of_kind), 0
-            while changes_now := portion(alike, start, self._portions[has_networks]):
-                start += sum(len(change.elements) for change in changes_now)
-                failures += await self._write(table, changes_now, has_networks=has_networks)
-                await asyncio.sleep(0)
+        start = 0
+        while changes_now := portion(changes, start, self._portion):
+            start += sum(len(change.elements) for change in changes_now)
+            failures += await self._write(table, changes_now)
+            await asyncio.sleep(0)
         return failures
 
     async def read(self, table: Table) -> TableState | None:
@@ -193,16 +190,14 @@ class Nftables(NetlinkClient):
         refused = [Failure(pieces[index].change, number) for index, number in sorted(outcome.refused.items())]
         return await self.validate(table, changes) or refused, outcome.seconds
 
-    async def _write(
-        self, table: Table, changes: list[ElementChange], *, has_networks: bool
-    ) -> list[Failure[NftChange]]:
+    async def _write(self, table: Table, changes: list[ElementChange]) -> list[Failure[NftChange]]:
         """Make these changes without those that the kernel refuses, which are returned."""
         failures: list[Failure[NftChange]] = []
         for _ in range(ATTEMPTS):
             refused, seconds = await self._commit(table, changes)
             if not refused:
                 count = sum(len(change.elements) for change in changes)
-                self._portions[has_networks] = next_portion(self._portions[has_networks], count, seconds)
+                self._portion = next_portion(self._portion, count, seconds)
                 return failures
             failures += [it for it in refused if not _is_gone_already(it)]
             changes = without(changes, refused)

@@ -1,8 +1,7 @@
 """The elements of sets in messages.
 
-A network in a concatenation is one element with two keys (NFTA_SET_ELEM_KEY_END). A network alone is two elements in
-the kernel: its first address, and the address after its last one, with a flag; the network that ends with the last of
-all addresses has no second one.
+A network alone is two elements in the kernel: its first address, and the address after its last one, with a flag; the
+network that ends with the last of all addresses has no second one.
 """
 
 import struct
@@ -14,10 +13,10 @@ from typing import NamedTuple
 from kroute.kernel.netlink.message import NLM_F_CREATE, attribute, attributes, iterate_attributes, text
 from kroute.kernel.nftables.expressions import DATA_VALUE, LIST_ELEMENT
 from kroute.kernel.nftables.messages import HEADER, LIST_ELEMENTS, LIST_SET, Message, table_message
-from kroute.kernel.nftables.objects import Element, SetDefinition, Table
+from kroute.kernel.nftables.objects import Element, SetDefinition, Table, is_interval
 from kroute.kernel.nftables.set_keys import decode_key, encode_key
 
-ELEMENT_KEY, ELEMENT_FLAGS, ELEMENT_KEY_END = 1, 3, 10
+ELEMENT_KEY, ELEMENT_FLAGS = 1, 3
 _INTERVAL_END = 0x1
 _END_FLAG = attribute(ELEMENT_FLAGS, _INTERVAL_END.to_bytes(4, "big"))
 _HEADERS = struct.Struct("=HHHHHH")
@@ -29,10 +28,8 @@ MESSAGE_ELEMENTS = 600
 def encode_element(family: int, parts: tuple[str, ...], element: Element) -> bytes:
     """The element as one or two elements of a list. Raises ValueError if it does not fit the set."""
     first, last = encode_key(family, parts, element)
-    if "net" not in parts:
+    if not is_interval(parts):
         return _headers(len(first)) + first
-    if len(parts) > 1:
-        return _listed(_key(ELEMENT_KEY, first) + _key(ELEMENT_KEY_END, last))
     end = int.from_bytes(last, "big") + 1
     if end >> 8 * len(last):
         return _listed(_key(ELEMENT_KEY, first))
@@ -46,10 +43,9 @@ def elements_message(kind: Message, table: Table, set_name: str, encoded: Iterab
 
 
 class Key(NamedTuple):
-    """An element as the kernel lists it: its first and its last key, and whether it is the end of an interval."""
+    """An element as the kernel lists it, and whether it is the end of an interval."""
 
-    first: bytes
-    last: bytes
+    value: bytes
     is_end: bool = False
 
 
@@ -63,10 +59,8 @@ def parse_keys(payload: bytes) -> list[Key]:
         element = attributes(content)
         if ELEMENT_KEY not in element:
             continue  # a catch-all element, which has none
-        first = attributes(element[ELEMENT_KEY])[DATA_VALUE]
-        last = attributes(element[ELEMENT_KEY_END])[DATA_VALUE] if ELEMENT_KEY_END in element else first
         is_end = bool(int.from_bytes(element.get(ELEMENT_FLAGS, b""), "big") & _INTERVAL_END)
-        found.append(Key(first, last, is_end))
+        found.append(Key(attributes(element[ELEMENT_KEY])[DATA_VALUE], is_end))
     return found
 
 
@@ -85,27 +79,26 @@ def _plain_keys(listed: bytes) -> list[Key]:
     parts = list(struct.iter_unpack(f"{_HEADERS.size}s{size}s", listed))
     if any(begin != headers for begin, _key in parts):
         return []
-    return [Key(key, key) for _begin, key in parts]
+    return [Key(key) for _begin, key in parts]
 
 
 def decode_elements(table: Table, of: SetDefinition, keys: Sequence[Key]) -> Iterator[Element]:
     """The elements of some parts of a listing; of all parts, if the set has networks alone."""
-    if of.parts == ("net",):
-        keys = list(_intervals(keys))
-    for first, last, _is_end in keys:
+    ends = _intervals(keys) if is_interval(of.parts) else ((it.value, it.value) for it in keys)
+    for first, last in ends:
         yield from decode_key(table.family, of.parts, first, last)
 
 
-def _intervals(keys: Sequence[Key]) -> Iterator[Key]:
+def _intervals(keys: Sequence[Key]) -> Iterator[tuple[bytes, bytes]]:
     """The first and last address of each interval. The listing is in no order. Before the first one may be an end."""
     if not keys:
         return
-    size = len(keys[0][0])
+    size = len(keys[0].value)
     # At the same address the end of one interval comes before the start of the next.
-    bounds = sorted((int.from_bytes(key, "big"), not is_end) for key, _last, is_end in keys)
+    bounds = sorted((int.from_bytes(key, "big"), not is_end) for key, is_end in keys)
     for (first, is_start), (after, _) in pairwise([*bounds, (1 << 8 * size, False)]):
         if is_start:
-            yield Key(first.to_bytes(size, "big"), (after - 1).to_bytes(size, "big"))
+            yield first.to_bytes(size, "big"), (after - 1).to_bytes(size, "big")
 
 
 @lru_cache(64)

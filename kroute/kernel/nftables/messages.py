@@ -24,7 +24,6 @@ from kroute.kernel.nftables.set_keys import (
     DESCRIPTION_CONCAT,
     DESCRIPTION_SIZE,
     byte_order,
-    description,
     flags_of,
     key_length,
     key_type,
@@ -142,8 +141,6 @@ def new_set(table: Table, it: SetDefinition, number: int) -> bytes:
     if flags := flags_of(parts):
         content.append(_be32(SET_FLAGS, flags))
     content += [_be32(SET_KEY_TYPE, key_type(family, parts)), _be32(SET_KEY_LENGTH, key_length(family, parts))]
-    if described := description(family, parts):
-        content.append(attribute(SET_DESCRIPTION, described))
     content += [_be32(SET_ID, number), attribute(SET_USERDATA, _userdata(SET_BYTE_ORDER, byte_order(parts)))]
     return table_message(Message.NEWSET, NLM_F_CREATE | NLM_F_EXCL, table, *content)
 
@@ -155,10 +152,9 @@ def parse_set(payload: bytes) -> SetDefinition:
     flags = _number(found.get(SET_FLAGS, bytes(4)))
     described = attributes(found.get(SET_DESCRIPTION, b""))
     parts = parts_of(family, _number(found[SET_KEY_TYPE]), flags)
-    described_fields = described.get(DESCRIPTION_CONCAT, b"")
     if DESCRIPTION_SIZE in described:
         parts += (f"at most {_number(described[DESCRIPTION_SIZE])}",)
-    elif described_fields != attributes(description(family, parts)).get(DESCRIPTION_CONCAT, b""):
+    elif DESCRIPTION_CONCAT in described:
         parts += ("otherwise concatenated",)
     return SetDefinition(to_text(found[SET_NAME]), parts)
 

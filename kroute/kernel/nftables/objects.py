@@ -1,6 +1,7 @@
 """The objects of an nf_tables table, and the changes of a transaction."""
 
 import socket
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.set_elements import element_text
@@ -26,22 +27,24 @@ class Table(NamedTuple):
         return " ".join(self.listed_as)
 
 
+def is_interval(parts: Sequence[str]) -> bool:
+    """Whether a set of these parts has intervals of addresses, and not single keys."""
+    return tuple(parts) == ("net",)
+
+
 class SetDefinition(NamedTuple):
     """A set, and what its elements consist of.
 
     Each part of an element has one field or two:
         ip    (address,)
         port  (protocol number, port)
-        net   (address/prefix length,). Networks of a set that are equal in all other fields must not overlap. Only
-              the last part may be one.
+        net   (address/prefix length,). Only the last part may be one. If it is the only part, the networks of the
+              set must not overlap, and the set has every address in them. Behind other parts a network is a key like
+              any other, of its first and its last address: who looks it up computes these.
     """
 
     name: str
     parts: tuple[str, ...]
-
-    @property
-    def has_networks(self) -> bool:
-        return "net" in self.parts
 
 
 class Chain(NamedTuple):

@@ -2,6 +2,9 @@
 
 A key is the concatenation of its fields, each padded to a multiple of four bytes. `type` numbers are nft's own
 (`enum datatypes` of its datatype.h): the kernel only stores them, and nft shows the set by them.
+
+A network alone is an interval. Behind other parts it is two fields, its first and its last address: concatenations
+with intervals (pipapo) cost the kernel time for each element that a set has, whenever one is added or deleted.
 """
 
 import socket
@@ -9,14 +12,13 @@ import struct
 import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, ip_network, summarize_address_range
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network, summarize_address_range
 
-from kroute.kernel.netlink.message import attribute, unpack_address
-from kroute.kernel.nftables.objects import Element
+from kroute.kernel.netlink.message import unpack_address
+from kroute.kernel.nftables.objects import Element, is_interval
 
-SET_INTERVAL, SET_CONCAT = 0x4, 0x80
+SET_INTERVAL = 0x4
 DESCRIPTION_SIZE, DESCRIPTION_CONCAT = 1, 2
-_FIELD, _FIELD_LENGTH = 1, 1
 
 _IPV4_ADDR, _IPV6_ADDR, _INET_PROTO, _INET_SERVICE = 7, 8, 12, 13
 _ADDRESS_TYPES: dict[int, tuple[int, int]] = {socket.AF_INET: (_IPV4_ADDR, 4), socket.AF_INET6: (_IPV6_ADDR, 16)}
@@ -24,7 +26,6 @@ _ADDRESS_TYPES: dict[int, tuple[int, int]] = {socket.AF_INET: (_IPV4_ADDR, 4), s
 _TYPE_BITS = 6
 _BYTEORDER_INVALID, _BYTEORDER_BIG_ENDIAN = 0, 2
 
-_BE32 = struct.Struct("!I")
 _PORT = struct.Struct("!BxxxHxx")
 """Protocol number and port, each padded."""
 
@@ -33,7 +34,10 @@ def fields(family: int, parts: Sequence[str]) -> list[tuple[int, int]]:
     """nft's type and the length in bytes of each field of the key."""
     found: list[tuple[int, int]] = []
     for part in parts:
-        found += [(_INET_PROTO, 1), (_INET_SERVICE, 2)] if part == "port" else [_ADDRESS_TYPES[family]]
+        if part == "port":
+            found += [(_INET_PROTO, 1), (_INET_SERVICE, 2)]
+        else:
+            found += [_ADDRESS_TYPES[family]] * (2 if part == "net" and not is_interval(parts) else 1)
     return found
 
 
@@ -52,17 +56,7 @@ def key_length(family: int, parts: tuple[str, ...]) -> int:
 
 
 def flags_of(parts: Sequence[str]) -> int:
-    if "net" not in parts:
-        return 0
-    return SET_INTERVAL | (SET_CONCAT if len(parts) > 1 else 0)
-
-
-def description(family: int, parts: Sequence[str]) -> bytes:
-    """The lengths of the fields, which the kernel needs for concatenations with intervals only; else b""."""
-    if not flags_of(parts) & SET_CONCAT:
-        return b""
-    lengths = (attribute(_FIELD_LENGTH, _BE32.pack(length)) for _kind, length in fields(family, parts))
-    return attribute(DESCRIPTION_CONCAT, b"".join(attribute(_FIELD, length) for length in lengths))
+    return SET_INTERVAL if is_interval(parts) else 0
 
 
 def byte_order(parts: Sequence[str]) -> bytes:
@@ -84,18 +78,21 @@ def parts_of(family: int, number: int, flags: int) -> tuple[str, ...]:
         if kinds[:2] == [_INET_PROTO, _INET_SERVICE]:
             parts.append("port")
             del kinds[:2]
+        elif kinds == [address, address] and parts[-1:] == ["port"]:
+            parts.append("net")
+            kinds.clear()
         elif kinds[0] == address:
             parts.append("ip")
             del kinds[0]
         else:
             return (f"type {number}",)
-    if flags & SET_INTERVAL and parts and parts[-1] == "ip":
-        parts[-1] = "net"
+    if flags & SET_INTERVAL and parts == ["ip"]:
+        parts = ["net"]
     return tuple(parts) if flags == flags_of(parts) else (f"type {number}, flags {flags:#x}",)
 
 
 def encode_key(family: int, parts: tuple[str, ...], element: Element) -> tuple[bytes, bytes]:
-    """The first and the last key of an element, which are equal unless it has a network.
+    """The first and the last key of an element, which are equal unless it is a network alone.
 
     Raises ValueError if the element does not fit.
     """
@@ -107,8 +104,9 @@ def encode_key(family: int, parts: tuple[str, ...], element: Element) -> tuple[b
                 low = high = _PORT.pack(int(element[at]), int(element[at + 1]))
                 at += 1
             elif part == "net":
-                network = ip_network(str(element[at]))
-                low, high = network.network_address.packed, network.broadcast_address.packed
+                low, high = _ends(str(element[at]))
+                if len(parts) > 1:
+                    low = high = low + high
             else:
                 low = high = socket.inet_pton(family, str(element[at]))
             at += 1
@@ -121,7 +119,7 @@ def encode_key(family: int, parts: tuple[str, ...], element: Element) -> tuple[b
 
 
 def decode_key(family: int, parts: Sequence[str], first: bytes, last: bytes) -> Iterator[Element]:
-    """The elements between two keys: one, unless another program has added a range that is no network."""
+    """The elements between two keys: one, unless another program has added an interval that is no network."""
     size = _ADDRESS_TYPES[family][1]
     found: list[str | int] = []
     offset = 0
@@ -132,10 +130,11 @@ def decode_key(family: int, parts: Sequence[str], first: bytes, last: bytes) -> 
         elif part == "ip":
             found.append(unpack_address(first[offset : offset + size]))
             offset += size
-        else:
-            for network in networks(first[offset : offset + size], last[offset : offset + size]):
-                yield (*found, network)
+        elif is_interval(parts):
+            yield from ((network,) for network in networks(first, last))
             return
+        else:
+            found.append(_network(first[offset : offset + size], first[offset + size :]))
     yield tuple(found)
 
 
@@ -144,6 +143,27 @@ def networks(first: bytes, last: bytes) -> list[str]:
     if len(first) == 4:
         return [str(it) for it in summarize_address_range(IPv4Address(first), IPv4Address(last))]
     return [str(it) for it in summarize_address_range(IPv6Address(first), IPv6Address(last))]
+
+
+@lru_cache(4096)
+def _ends(text: str) -> tuple[bytes, bytes]:
+    """The first and the last address of a network, or of what `_network` makes of two addresses that are none's."""
+    first, dash, last = text.partition("-")
+    if dash:
+        return ip_address(first).packed, ip_address(last).packed
+    network = ip_network(text)
+    return network.network_address.packed, network.broadcast_address.packed
+
+
+@lru_cache(4096)
+def _network(first: bytes, last: bytes) -> str:
+    """The network with these ends. Another program may have added ends of none: `10.0.0.1-10.0.0.5`, for example."""
+    size = 8 * len(first)
+    low, high = int.from_bytes(first, "big"), int.from_bytes(last, "big")
+    hosts = low ^ high
+    if hosts & (hosts + 1) or low & hosts:
+        return f"{ip_address(first)}-{ip_address(last)}"
+    return f"{ip_address(first)}/{size - hosts.bit_length()}"
 
 
 def _padded(length: int) -> int:

@@ -132,6 +132,19 @@ class TestBackends:
             ("TooManySourceRanges", f"{2 * MOST_RANGES} loadBalancerSourceRanges times ports")
         ]
 
+    def test_fifty_ports_may_have_a_thousand_source_ranges(self) -> None:
+        ranges = [f"10.{number // 250}.{number % 250}.0/24" for number in range(1000)]
+        of = service(
+            "web",
+            kind="LoadBalancer",
+            balanced=["198.51.100.1"],
+            ports=numbered(50),
+            load_balancer_source_ranges=ranges,
+        )
+        found = plan(of, endpoint_slice("web-1", "10.244.1.1", ports=backend_ports(50)))
+        assert Counter(entry.set for entry in found.set_entries)[AddressSet.SOURCE_RANGE] == 50_000
+        assert found.problems == ()
+
     def test_so_many_source_ranges_are_looked_at(self) -> None:
         ranges = [f"10.{number // 250}.{number % 250}.0/24" for number in range(5000)]
         of = service("web", kind="LoadBalancer", balanced=["198.51.100.1"], load_balancer_source_ranges=ranges)
@@ -175,6 +188,18 @@ class TestSteps:
         steps = [*planning(self.GREEDY, slices, HERE, settings(), NOTHING_HELD, None)]
         assert max(steps) <= UNITS_A_STEP
         assert sum(steps) > 5000
+
+    def test_source_ranges_are_cut_in_steps(self) -> None:
+        ranges = [f"2001:db8:{number:x}::/61" for number in range(MOST_RANGES)]
+        of = service(
+            *("web", "10.96.0.10", "fd00:96::a"),
+            kind="LoadBalancer",
+            balanced=["2001:db8::1"],
+            load_balancer_source_ranges=ranges,
+        )
+        cut = [*planning(of, [], facts(), settings(), NOTHING_HELD, None)]
+        assert max(cut) <= UNITS_A_STEP + 1
+        assert len(cut) > MOST_RANGES
 
     def test_a_large_service_takes_many_pieces_and_says_nothing_before_the_last(self) -> None:
         catalog = listed(max_virtual_servers=1000)

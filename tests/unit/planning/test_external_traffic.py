@@ -130,11 +130,17 @@ RANGES: dict[str, tuple[tuple[str, ...], list[str] | None, list[str] | None]] = 
     "nobody, by a slip": (("10.0.0.0/33",), [], []),
     "of one family, and a slip that may be the other's": (("10.0.0.0/8", "fd00:/8"), ["10.0.0.0/8"], []),
     "in a zone": (("fd00::%eth0/8",), [], []),
+    "of IPv6, cut at every fourth bit": (
+        ("2001:db8::/30", "2001:dba::/31", "fd00::/8", "fd00::1/127"),
+        None,
+        [*(f"2001:{it:x}::/32" for it in range(0xDB8, 0xDBC)), "fd00::/8", "fd00::/128", "fd00::1/128"],
+    ),
     "of IPv4, written as IPv6": (("::ffff:10.0.0.0/104",), [], []),
 }
 SLIPS = {"10.0.0.0/33", "fd00:/8", "fd00::%eth0/8", "::ffff:10.0.0.0/104"}
 ONE_FAMILY = [
-    "of one family: the other is open", "of IPv6 only", "with white space", "with bits right of the prefix", "twice",
+    "of one family: the other is open", "of IPv6 only",
+    "of IPv6, cut at every fourth bit", "with white space", "with bits right of the prefix", "twice",
     "everybody by two halves",
 ]  # fmt: skip
 

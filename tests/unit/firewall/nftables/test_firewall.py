@@ -34,9 +34,10 @@ from tests.kernel.contracts_firewall import NODE, ONE_OF_EACH, PORT, everything
 from tests.unit.watching import PATIENCE
 
 FOUR, SIX = ([it for it in ONE_OF_EACH if it.family is family] for family in Family)
-RANGES = [SetEntry(AddressSet.SOURCE_RANGE, (*PORT, it)) for it in ("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16")]
-ALL, FIRST, SECOND = RANGES
-OTHER_PORT = SetEntry(AddressSet.SOURCE_RANGE, ("10.96.0.2", 6, 80, "10.1.0.0/16"))
+NETWORKS = [SetEntry(AddressSet.POD_NETWORK, (it,)) for it in ("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16")]
+ALL, FIRST, SECOND = NETWORKS
+OTHER = ("172.20.1.0/24",)
+"""The pod network of ONE_OF_EACH."""
 
 
 @pytest.fixture
@@ -227,51 +228,51 @@ async def test_what_somebody_changes_while_the_sets_are_read_counts_as_not_read(
     assert not await firewall.is_untouched()
 
 
-async def test_a_larger_range_takes_the_place_of_smaller_ones_in_one_transaction(kernel: FakeKernel) -> None:
+async def test_a_larger_network_takes_the_place_of_smaller_ones_in_one_transaction(kernel: FakeKernel) -> None:
     firewall = await written(kernel)
     await firewall.change_elements({FIRST: True, SECOND: True})
     generation = kernel.nft.generation
     assert await firewall.change_elements({ALL: True}) == {}
     assert kernel.nft.generation == generation + 1
-    assert await ranges(kernel) == {ALL.element, (*PORT, "203.0.113.0/24")}
+    assert standing(kernel) == {ALL.element, OTHER}
     assert {ALL, FIRST, SECOND} <= set(await everything(firewall))
     assert await firewall.change_elements({ALL: False, FIRST: False}) == {}
-    assert await ranges(kernel) == {SECOND.element, (*PORT, "203.0.113.0/24")}
+    assert standing(kernel) == {SECOND.element, OTHER}
 
 
-async def test_a_refused_range_leaves_those_of_its_port_and_stops_no_other_port(kernel: FakeKernel) -> None:
+async def test_a_refused_network_leaves_those_that_stand_and_stops_no_other_set(kernel: FakeKernel) -> None:
     firewall = await written(kernel)
     await firewall.change_elements({FIRST: True})
     kernel.refuse(lambda it: isinstance(it, AddElements) and ALL.element in it.elements, errno.ENOMEM)
-    refused = await firewall.change_elements({ALL: True, OTHER_PORT: True})
-    assert refused == {
-        ALL: "cannot add 10.96.0.1,TCP,80,10.0.0.0/8 to set ip kroute source-range: Cannot allocate memory",
-    }
-    assert await ranges(kernel) == {FIRST.element, OTHER_PORT.element, (*PORT, "203.0.113.0/24")}
+    vip = SetEntry(AddressSet.VIP, ("10.96.0.2",))
+    refused = await firewall.change_elements({ALL: True, vip: True})
+    assert refused == {ALL: "cannot add 10.0.0.0/8 to set ip kroute pod-network: Cannot allocate memory"}
+    assert standing(kernel) == {FIRST.element, OTHER}
+    assert vip in await everything(firewall)
     assert ALL not in await everything(firewall)
 
 
-async def test_a_range_that_somebody_has_deleted_is_no_failure(kernel: FakeKernel) -> None:
+async def test_a_network_that_somebody_has_deleted_is_no_failure(kernel: FakeKernel) -> None:
     firewall = await written(kernel)
     await firewall.change_elements({FIRST: True})
-    definition = DEFINITIONS[AddressSet.SOURCE_RANGE]
+    definition = DEFINITIONS[AddressSet.POD_NETWORK]
     await (await client(kernel)).transact(TABLES[Family.IPV4], [DeleteElements(definition, (FIRST.element,))])
     assert await firewall.change_elements({FIRST: False, SECOND: True}) == {}
-    assert await ranges(kernel) == {SECOND.element, (*PORT, "203.0.113.0/24")}
+    assert standing(kernel) == {SECOND.element, OTHER}
 
 
 async def test_a_set_with_a_range_that_has_no_name_here_is_emptied_and_filled_again(
     kernel: FakeKernel,
 ) -> None:
     firewall = await written(kernel)
-    await firewall.change_elements({FIRST: True, ALL: True, OTHER_PORT: True})
+    await firewall.change_elements({FIRST: True, ALL: True})
     kernel.refuse(lambda it: isinstance(it, DeleteElements) and ALL.element in it.elements, errno.ENOENT)
     generation = kernel.nft.generation
     assert await firewall.change_elements({ALL: False, SECOND: True}) == {}
     assert kernel.nft.generation == generation + 1
-    expected = {FIRST.element, SECOND.element, OTHER_PORT.element, (*PORT, "203.0.113.0/24")}
-    assert await ranges(kernel) == expected
-    assert {it.element for it in await everything(firewall) if it.set is AddressSet.SOURCE_RANGE} >= expected
+    expected = {FIRST.element, SECOND.element, OTHER}
+    assert standing(kernel) == expected
+    assert {it.element for it in await everything(firewall) if it.set is AddressSet.POD_NETWORK} >= expected
 
 
 async def test_a_full_set_takes_what_it_has_already_and_what_another_leaves_room_for(kernel: FakeKernel) -> None:
@@ -313,6 +314,6 @@ async def test_chains_of_an_earlier_version_are_replaced(kernel: FakeKernel) -> 
     assert await firewall.rule_differences(Family.IPV4, NODE) == []
 
 
-async def ranges(kernel: FakeKernel) -> set[tuple[object, ...]]:
-    """Return the elements of the set source-range that the fake kernel has."""
-    return set(kernel.nft.tables[TABLES[Family.IPV4]].sets["source-range"].elements)
+def standing(kernel: FakeKernel) -> set[tuple[object, ...]]:
+    """The elements of the set pod-network that the fake kernel has."""
+    return set(kernel.nft.tables[TABLES[Family.IPV4]].sets["pod-network"].elements)

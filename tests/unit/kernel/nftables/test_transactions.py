@@ -36,7 +36,7 @@ async def test_the_first_message_has_one_element_since_the_kernel_echoes_it() ->
 
 
 async def test_the_longest_elements_fit_into_a_message() -> None:
-    ranges = SetDefinition("source-range", ("ip", "port", "net"))
+    ranges = SetDefinition("source-network", ("ip", "port", "net"))
     longest = tuple((f"fd00::{it:x}", 6, 80, f"fd00:{it:x}::/64") for it in range(1, MESSAGE_ELEMENTS + 1))
     pieces, _unfit = await encode(T6, [AddTable(), AddElements(ranges, longest)])
     [(_kind, listed)] = [it for it in iterate_attributes(pieces[1].message, 20) if it[0] == 3]
