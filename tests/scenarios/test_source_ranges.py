@@ -4,11 +4,13 @@ import asyncio
 from collections import Counter
 from contextlib import ExitStack
 from functools import partial
+from ipaddress import ip_address, ip_network
 
 import pytest
 
 from tests.lab.allocation import Addresses
 from tests.lab.deployment import Deployment, eventually
+from tests.lab.firewall_state import entries
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.world import FAMILIES, Family, World, routed
@@ -103,6 +105,29 @@ async def test_ranges_are_followed_live(world: World, deployment: Deployment, fa
         await eventually(lambda: gets_through(pod, family))
         deployment.apply(web("192.0.2.0/24", "2001:db8:1::/48"))
         await eventually(lambda: is_dropped(pod, family))
+
+
+async def test_while_ranges_take_the_place_of_others_the_same_clients_get_through(
+    world: World, deployment: Deployment, family: Family
+) -> None:
+    """The pod is in each list, by networks of different lengths; the node is in none."""
+    node1, pod = world.cluster.node("node1"), world.visitor
+    bits = 128 if family.name == "IPv6" else 32
+    around = [ip_network(f"{family.of(pod)}/{bits - it}", strict=False) for it in (0, 1, 3)]
+    assert not any(ip_address(family.of(node1)) in it for it in around)
+    deployment.apply(web(str(around[0])), *endpoint_slices("web", world.web))
+    await deployment.start()
+    tries = Counter[tuple[Host, Family]]()
+    async with asyncio.TaskGroup() as group:
+        attack = group.create_task(keeps_trying(node1, family, tries))
+        for turn in range(12):
+            unused = [f"2001:db8:{turn}:{it:x}::/64" if bits == 128 else f"198.18.{turn}.{it}/32" for it in range(250)]
+            deployment.apply(web(str(around[turn % 3]), *unused))
+            while (family.of(BALANCED), 6, 8080, unused[-1]) not in {it.element for it in entries(node1)}:
+                await gets_through(pod, family)
+        while tries[node1, family] <= TRIES:
+            await gets_through(pod, family)
+        attack.cancel()
 
 
 async def test_ranges_hold_on_external_ips_of_the_load_balancer_and_each_family_has_its_own(
