@@ -11,7 +11,7 @@ to drop it, because the deletion waits for stages of that plan.
 
 import operator
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Generic, NamedTuple, TypeVar
 
 from kroute.model.objects import ObjectKey
@@ -160,9 +160,12 @@ class DesiredState(Generic[K, V]):
 
     def is_settled(self, owner: ObjectKey) -> bool:
         """Whether all objects that this owner wants are right. Those that are not in doubt are."""
-        wanted = self._wanted.get(owner) if self._in_doubt else None
-        doubtful = wanted.keys() & self._in_doubt.keys() if wanted else ()
-        return not doubtful or all(map(self.is_right, doubtful))
+        return all(map(self.is_right, self.doubtful(owner)))
+
+    def doubtful(self, owner: ObjectKey) -> Iterator[K]:
+        """The objects in doubt that this owner wants; those that are not in doubt are right."""
+        fewer, more = sorted((self.wanted_by(owner), self._in_doubt.keys()), key=len)
+        return (key for key in fewer if key in more)
 
     def is_in_doubt(self, key: K) -> bool:
         """Whether the object has yet to be compared or written."""

@@ -217,7 +217,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         return all(
             self.desired.is_right(entry)
             for owner in self.desired.owners(vip)
-            for entry in self.desired.wanted_by(owner)
+            for entry in self.desired.doubtful(owner)
             if entry.set is not AddressSet.VIP
         )
 

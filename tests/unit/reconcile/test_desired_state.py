@@ -40,6 +40,23 @@ async def test_a_changed_value_is_a_difference() -> None:
     assert not state.is_settled(A.key)
 
 
+async def test_of_many_objects_only_those_in_doubt_are_compared_again() -> None:
+    compared: list[int] = []
+    state: DesiredState[str, int] = DesiredState(agree=lambda one, other: compared.append(one) is None and one == other)
+    state.want(A, {str(number): number for number in range(1000)} | {"x": -1, "y": -2})
+    for number in range(1000):
+        state.note_applied(str(number), number)
+    state.want(B, {"b": 1})
+    compared.clear()
+    assert list(state.doubtful(A.key)) == ["x", "y"]
+    assert not state.is_settled(A.key)
+    state.note_applied("x", -1)
+    state.note_applied("y", -2)
+    assert state.is_settled(A.key)
+    assert not state.is_settled(B.key)
+    assert len(compared) == 2
+
+
 async def test_an_object_stays_until_its_last_owner_lets_go() -> None:
     state: DesiredState[str, int] = DesiredState()
     state.want(A, {"x": 1})
