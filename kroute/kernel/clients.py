@@ -171,6 +171,9 @@ class TunnelClient(Protocol):
     async def find(self, addresses: Collection[str]) -> list[PodNamespace]:
         """The namespaces with one of these addresses, or with a link that has the name of ours."""
 
+    async def has_address(self, namespace: PodNamespace, address: str) -> bool:
+        """Whether the namespace has the address; certain, unlike what `find` has seen."""
+
     async def prepare(self, namespace: PodNamespace, tunnel: PodTunnel) -> list[str]:
         """Make a pod an end of a tunnel; returns what was not so."""
 

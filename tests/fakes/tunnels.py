@@ -1,14 +1,14 @@
 """Direct return in a fake kernel: steering on the node, and pods in namespaces of their own."""
 
 import errno
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from socket import AF_INET, AF_INET6
 
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.net.steering import Steer
 from kroute.kernel.pods.client import LINKS
-from kroute.kernel.pods.namespaces import PodNamespace
+from kroute.kernel.pods.namespaces import DEEPEST, PodNamespace
 from kroute.kernel.pods.pod_network import PodTunnel
 from tests.fakes.client import FakeClient
 from tests.fakes.kernel import FakeKernel
@@ -23,6 +23,10 @@ class FakePod:
     depth: int = 0
     tunnels: dict[int, PodTunnel] = field(default_factory=dict)
     foreign: set[int] = field(default_factory=set)
+    seen_with: frozenset[str] = frozenset()
+    """Addresses of another namespace that its process was in for a moment."""
+    takes: float = 0.0
+    """Seconds after which the work in it is given up."""
 
 
 class FakeTunnels(FakeClient):
@@ -38,6 +42,10 @@ class FakeTunnels(FakeClient):
         self.strict: set[str] = set()
         self.mark: int | None = None
         self.addresses: set[str] = set()
+        self.attempts: list[int] = []
+        """The process of each pod that was to be changed, in order."""
+        self.let_pass: Callable[[float], None] = lambda _seconds: None
+        """Called with the seconds that work in a pod takes."""
 
     def add_pod(self, *addresses: str, depth: int = 0) -> FakePod:
         self.pods.append(pod := FakePod(100 + len(self.pods), frozenset(addresses), depth))
@@ -73,13 +81,17 @@ class FakeTunnels(FakeClient):
         if not self.may_look:
             raise KernelError("cannot look at the network namespaces of other processes", errno=errno.EACCES)
         found = []
-        for pod in self.pods:
+        for pod in sorted((pod for pod in self.pods if pod.depth <= DEEPEST), key=lambda pod: pod.depth):
             links = frozenset(LINKS[it] for it in pod.tunnels.keys() | pod.foreign)
-            if (has := pod.addresses & frozenset(addresses)) or links:
+            if (has := (pod.addresses | pod.seen_with) & frozenset(addresses)) or links:
                 found.append(PodNamespace(pod.pid, pod.pid, has, links, pod.depth))
         return found
 
+    async def has_address(self, namespace: PodNamespace, address: str) -> bool:
+        return address in self._pod(namespace).addresses
+
     async def prepare(self, namespace: PodNamespace, tunnel: PodTunnel) -> list[str]:
+        self._spend(namespace)
         pod, family = self._pod(namespace), AF_INET6 if ":" in tunnel.address else AF_INET
         if tunnel.address not in pod.addresses:
             raise KernelError(f"the pod does not have {tunnel.address}", errno=errno.EADDRNOTAVAIL)
@@ -91,14 +103,23 @@ class FakeTunnels(FakeClient):
         return [f"VIPs {sorted(tunnel.vips)}"]
 
     async def undo(self, namespace: PodNamespace, family: int) -> bool:
+        self._spend(namespace)
         return self._pod(namespace).tunnels.pop(family, None) is not None
 
     async def strict_interface(self, pod: str) -> str | None:
         return "cali1" if pod in self.strict else None
 
+    def _spend(self, namespace: PodNamespace) -> None:
+        """Raises KernelError if somebody in the pod makes the work take too long."""
+        self.attempts.append(namespace.pid)
+        pod = self._pod(namespace)
+        if pod.takes:
+            self.let_pass(pod.takes)
+            raise KernelError(f"process {pod.pid}'s namespace took longer than {pod.takes:g} s; trying again")
+
     def _pod(self, namespace: PodNamespace) -> FakePod:
         """The namespace, by a process in it. Raises KernelError ENOENT if that has ended."""
         for pod in self.pods:
-            if pod.pid == namespace.pid:
+            if pod.pid == namespace.pid == namespace.inode:
                 return pod
         raise KernelError(f"cannot enter the network namespace of process {namespace.pid}", errno=errno.ENOENT)

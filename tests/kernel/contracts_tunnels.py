@@ -29,8 +29,8 @@ class TunnelNode(Protocol):
 
     tunnels: TunnelClient
 
-    def add_pod(self, *addresses: str) -> int:
-        """Make a pod with these addresses; returns its process."""
+    def add_pod(self, *addresses: str, depth: int = 0) -> int:
+        """Make a pod with these addresses in so many user namespaces; returns its process."""
 
     def end_pod(self, pid: int) -> None: ...
 
@@ -80,6 +80,22 @@ class TunnelsContract:
             assert (namespace.pid, namespace.addresses) == (pid, frozenset(asked) - {VIP})
             assert (namespace.links, namespace.depth) == (frozenset(), 0)
         assert await node.tunnels.find([VIP]) == []
+
+    async def test_the_nearest_namespaces_are_found_first_and_those_below_a_pods_never(self, node: TunnelNode) -> None:
+        pids = [node.add_pod(POD, depth=depth) for depth in (2, 1, 0)]
+        nearest = [(namespace.pid, namespace.depth) for namespace in await node.tunnels.find([POD])]
+        assert nearest == [(pids[2], 0), (pids[1], 1)]
+
+    async def test_a_namespace_is_asked_which_addresses_it_has(self, node: TunnelNode) -> None:
+        pid = node.add_pod(POD, POD6)
+        namespace = await found(node, POD)
+        for address, has in {POD: True, POD6: True, OTHER: False}.items():
+            assert await node.tunnels.has_address(namespace, address) is has
+        with pytest.raises(KernelError, match="cannot enter the network namespace"):
+            await node.tunnels.has_address(namespace._replace(inode=1), POD)  # its number is another process's now
+        node.end_pod(pid)
+        with pytest.raises(KernelError, match="cannot enter the network namespace"):
+            await node.tunnels.has_address(namespace, POD)
 
     @pytest.mark.parametrize("address", FAMILIES, ids=["IPv4", "IPv6"])
     async def test_a_pod_is_prepared_once_and_undone_once(self, node: TunnelNode, address: str) -> None:

@@ -87,7 +87,8 @@ class DirectReturn(Controller):
 
     async def write(self) -> None:
         """Prepare pods, then write the routes of VIPs."""
-        await self._pods.write()
+        if not await self._pods.write():
+            self.wake.set()
         self._prepared.say(self._pods.ready)
         await self._steer()
 

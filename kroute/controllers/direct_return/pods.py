@@ -2,7 +2,8 @@
 
 A pod is found by its address among the network namespaces of the node's processes. What a namespace contains is for
 whoever is in it to say, so of several with one address that counts which is owned by the user namespace nearest to this
-process's: the container runtime's. Each pod is prepared for itself; one that fails is tried again later, alone.
+process's: the container runtime's. Each pod is prepared for itself; one that fails is tried again later, alone. A pass
+has a deadline, and the next one goes on where it has stopped, so VIPs do not wait for what somebody does in namespaces.
 """
 
 from collections import defaultdict
@@ -26,6 +27,10 @@ REASON = "PodNotPrepared"
 LINGER = 900.0
 """Seconds for which a pod that no plan names any more keeps its end of the tunnel, for the connections that it has, as
 long as any Service has direct return. A pod that ends takes it with it before."""
+PASS = 5.0
+"""Seconds after which a pass begins no more work in a namespace. It prepares and undoes one at least."""
+MOST_ASKED = 8
+"""Namespaces that are asked whether they have an address with which several were seen."""
 
 
 class Pods:
@@ -39,9 +44,13 @@ class Pods:
         self._wanted: dict[str, frozenset[str]] = {}
         self._owners: dict[str, set[ObjectKey]] = {}
         self._right: dict[str, frozenset[str]] = {}
+        self._pass = self._look = 0
+        self._attempted: dict[str, int] = {}
+        """The last pass that has attempted to prepare each pod. All are due once from pass `_look` on."""
         self._must_look = False
         self._is_used = False
-        self._lingering: dict[tuple[int, int], float] = {}
+        self._left: dict[tuple[int, int], float] = {}
+        """When each end that no plan names is to be undone."""
 
     def want(self, plans: Iterable[ServicePlan]) -> None:
         """These are all plans with direct return."""
@@ -56,45 +65,58 @@ class Pods:
         before, self._wanted = self._wanted, {pod: frozenset(it) for pod, it in vips.items()}
         self._owners = owners
         self._must_look |= not self._is_used or bool(before.keys() - self._wanted.keys())
+        if not self._is_used:
+            self._left.clear()  # nothing lingers
         for pod in before.keys() - self._wanted.keys():
             self._right.pop(pod, None)
+            self._attempted.pop(pod, None)
             self._status.retries.succeeded(pod)
         self._settle()
 
     def look_again(self) -> None:
         """Have every pod compared with what it should have, and every namespace searched for what is ours."""
         self._must_look = True
+        self._look = self._pass + 1
 
-    async def write(self) -> None:
-        """Prepare the pods that need it, then undo what is left in others."""
+    async def write(self) -> bool:
+        """Prepare the pods that need it, then undo what is left in others; returns whether all was attempted."""
+        self._pass += 1
         waiting = self._status.waiting()
         due = [
             pod
             for pod, vips in self._wanted.items()
-            if (self._must_look or self._right.get(pod) != vips) and pod not in waiting
+            if (self._attempted.get(pod, 0) < self._look or self._right.get(pod) != vips) and pod not in waiting
         ]
         if not (due or self._must_look):
-            return
+            return True
+        due.sort(key=lambda pod: self._attempted.get(pod, 0))
+        deadline = self._status.clock() + PASS
+        refusals: dict[str, str] = {}
         try:
             found = await self._tunnels.find(self._wanted.keys())
-            refusals = {pod: sentence for pod in due if (sentence := await self._attempt(pod, found))}
+            while due:
+                self._attempted[pod := due.pop(0)] = self._pass
+                if sentence := await self._attempt(pod, found):
+                    refusals[pod] = sentence
+                if self._status.clock() >= deadline:
+                    break
         except KernelError as error:
-            found, refusals = [], {pod: str(error) for pod in due}
+            found, refusals, due = [], {pod: str(error) for pod in due}, []
             self._right = {pod: vips for pod, vips in self._right.items() if pod not in refusals}
         if self._must_look:
-            self._must_look = False
-            await self._undo_the_rest(found)
+            self._must_look = not await self._undo_the_rest(found, deadline)
         self._settle()
         for pod, sentence in refusals.items():
             if pod not in self._status.retries:
                 self._tell(pod, sentence)
         self._status.refused(refusals, (owner for pod in refusals for owner in self._owners.get(pod, ())))
+        return not (due or self._must_look)
 
     async def _attempt(self, pod: str, found: Collection[PodNamespace]) -> str:
         """Prepare one pod; returns why it could not be done, or nothing."""
         vips = self._wanted[pod]
         try:
-            namespace = _namespace_of(pod, found)
+            namespace = await self._namespace_of(pod, found)
             _refuse_strict(await self._tunnels.strict_interface(pod))
             done = await self._tunnels.prepare(namespace, PodTunnel(pod, vips))
         except KernelError as error:
@@ -110,19 +132,52 @@ class Pods:
         self._status.retries.succeeded(pod)
         return ""
 
-    async def _undo_the_rest(self, found: Collection[PodNamespace]) -> None:
-        left = [(it, family) for it, family in with_links(found) if not _is_wanted(it, family)]
+    async def _namespace_of(self, pod: str, found: Collection[PodNamespace]) -> PodNamespace:
+        """The namespace of a pod. Raises KernelError if there is none, or none that is certain.
+
+        A process that was in another namespace for a moment may have been seen with the address of that one. So if
+        there are several, they are asked, beginning with those that count.
+        """
+        having = sorted((each for each in found if pod in each.addresses), key=lambda namespace: namespace.depth)
+        refusal = "no process on this node has this address; is it in the host's PID namespace (hostPID)?"
+        certain: list[PodNamespace] = []
+        for namespace in having[:MOST_ASKED]:
+            if certain and certain[0].depth < namespace.depth:
+                break
+            try:
+                if len(having) == 1 or await self._tunnels.has_address(namespace, pod):
+                    certain.append(namespace)
+            except KernelError as error:
+                refusal = str(error)
+        if len(certain) > 1:
+            both = f"processes {certain[0].pid} and {certain[1].pid}"
+            raise KernelError(f"{both} have this address in two network namespaces")
+        if not certain:
+            raise KernelError(refusal)
+        return certain[0]
+
+    async def _undo_the_rest(self, found: Collection[PodNamespace], deadline: float) -> bool:
+        """Undo what is due; returns whether all was attempted. What fails has its next turn after LINGER."""
         now = self._status.clock()
-        self._lingering = {(it.inode, family): self._lingering.get((it.inode, family), now) for it, family in left}
-        for namespace, family in left:
-            if self._is_used and now < self._lingering[namespace.inode, family] + LINGER:
-                continue
+        first = now + LINGER if self._is_used else now
+        left = {(end.inode, family): end for end, family in with_links(found) if not _is_wanted(end, family)}
+        self._left = {key: self._left.get(key, first) for key in left}
+        due = sorted((key for key in left if self._left[key] <= now), key=self._left.__getitem__)
+        errors: list[str] = []
+        while due:
+            namespace, family = left[key := due.pop(0)], key[1]
             try:
                 if await self._tunnels.undo(namespace, family):
                     log.info("pod.undone", process=namespace.pid, link=LINKS[family])
                     self._status.wrote(1)
             except KernelError as error:
-                log.warning("pod.not_undone", process=namespace.pid, error=str(error), next_step="trying again later")
+                errors.append(str(error))
+            self._left[key] = self._status.clock() + LINGER
+            if self._status.clock() >= deadline:
+                break
+        if errors:
+            log.warning("pod.not_undone", error=errors[0], more=len(errors) - 1, next_step="trying again later")
+        return not due
 
     def _settle(self) -> None:
         self.ready = {
@@ -134,16 +189,6 @@ class Pods:
         message = f"{sentence}. It gets no connections of these addresses on this node. See docs/direct-return.md."
         for owner in self._owners.get(pod, ()):
             self._report(owner, Problem(REASON, subject, message))
-
-
-def _namespace_of(pod: str, found: Collection[PodNamespace]) -> PodNamespace:
-    """The namespace of a pod. Raises KernelError if there is none, or none that is certain."""
-    having = sorted((it for it in found if pod in it.addresses), key=lambda it: it.depth)
-    if not having:
-        raise KernelError("no process on this node has this address; is it in the host's PID namespace (hostPID)?")
-    if len(having) > 1 and having[0].depth == having[1].depth:
-        raise KernelError(f"processes {having[0].pid} and {having[1].pid} have this address in two network namespaces")
-    return having[0]
 
 
 def _is_wanted(namespace: PodNamespace, family: int) -> bool:

@@ -45,6 +45,9 @@ class RecordingTunnels:
     async def find(self, addresses: Collection[str]) -> list[PodNamespace]:
         return await self._tunnels.find(addresses)
 
+    async def has_address(self, namespace: PodNamespace, address: str) -> bool:
+        return address in namespace.addresses
+
     async def prepare(self, namespace: PodNamespace, tunnel: PodTunnel) -> list[str]:
         link = LINKS[address_family(tunnel.address)]
         if link not in namespace.links:

@@ -5,7 +5,8 @@ would keep the namespace.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from kroute.kernel.errors import Failure, KernelError
@@ -19,7 +20,7 @@ from kroute.kernel.pods.pod_network import PodNetwork, PodTunnel
 from kroute.kernel.sysctl import PROC_SYS, Sysctls
 
 PATIENCE = 5.0
-"""Seconds for the work in one pod's namespace: somebody may have filled it with thousands of addresses or routes."""
+"""Seconds for the work in one pod's namespace, where somebody may change things all the time."""
 LINKS = {family: kind.link for family, kind in KINDS.items()}
 
 
@@ -58,21 +59,29 @@ class Tunnels:
         """The namespaces with one of these addresses, or with a link that has the name of ours."""
         return await asyncio.to_thread(find_namespaces, addresses, LINKS.values(), self._proc)
 
+    async def has_address(self, namespace: PodNamespace, address: str) -> bool:
+        """Whether the namespace has the address, by a socket in it. Raises KernelError."""
+        async with self._entered(namespace, address_family(address), f"process {namespace.pid}'s namespace") as network:
+            return await network.has_address(address)
+
     async def prepare(self, namespace: PodNamespace, tunnel: PodTunnel) -> list[str]:
         """Make a pod an end of a tunnel; returns what was not so. Raises KernelError."""
-        try:
-            async with asyncio.timeout(PATIENCE), routing_socket(namespace, self._proc) as netlink:
-                return await PodNetwork(netlink, address_family(tunnel.address), self._owner).ensure(tunnel)
-        except TimeoutError as error:
-            raise KernelError(f"the pod {tunnel.address} took longer than {PATIENCE:g} s; trying again") from error
+        async with self._entered(namespace, address_family(tunnel.address), f"the pod {tunnel.address}") as network:
+            return await network.ensure(tunnel)
 
     async def undo(self, namespace: PodNamespace, family: int) -> bool:
         """Take away what is ours in a pod; returns whether there was something. Raises KernelError."""
+        async with self._entered(namespace, family, f"process {namespace.pid}'s namespace") as network:
+            return await network.undo()
+
+    @asynccontextmanager
+    async def _entered(self, namespace: PodNamespace, family: int, what: str) -> AsyncIterator[PodNetwork]:
+        """One family of a namespace, for PATIENCE. Raises KernelError; `what` is the namespace in words."""
         try:
             async with asyncio.timeout(PATIENCE), routing_socket(namespace, self._proc) as netlink:
-                return await PodNetwork(netlink, family, self._owner).undo()
+                yield PodNetwork(netlink, family, self._owner)
         except TimeoutError as error:
-            raise KernelError(f"process {namespace.pid}'s namespace took longer than {PATIENCE:g} s") from error
+            raise KernelError(f"{what} took longer than {PATIENCE:g} s; trying again") from error
 
     async def strict_interface(self, pod: str) -> str | None:
         """The interface towards a pod if it takes only packets whose source it leads to (rp_filter 1); else None."""

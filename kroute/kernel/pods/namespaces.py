@@ -6,15 +6,21 @@ namespace, for which the kernel asks for CAP_SYS_PTRACE if the process has anoth
 
 What a namespace says of itself is not to be trusted: whoever may make user namespaces may make a network namespace with
 any addresses. So each is returned with the depth of its user namespace. A container runtime makes those of pods in the
-initial user namespace, or one level below if the pod has its own (`hostUsers: false`).
+initial user namespace, or one level below, as root, if the pod has its own (`hostUsers: false`). Others cannot be pods'
+and do not count, and each depth has limits of its own.
+
+A process may enter another namespace while it is looked at, and be seen with that one's addresses.
+`Tunnels.has_address` asks the namespace itself.
 """
 
 import fcntl
 import os
 import re
 import socket
-from collections.abc import Collection, Iterator
+import struct
+from collections.abc import Collection
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,13 +30,15 @@ PROC = Path("/proc")
 MOST_PROCESSES = 1 << 17
 """Processes that are looked at."""
 MOST_NAMESPACES = 4096
-"""Network namespaces that are looked into: more than a node has pods."""
+"""Network namespaces of each depth that are looked into: more than a node has pods."""
 BYTES_READ = 256 * 1024
 """What is read of one file of a namespace. A pod has a few addresses; whoever adds thousands may not be found."""
-DEEPEST = 32
-"""User namespaces are nested no deeper (kernel/user_namespace.c)."""
+BYTES_IN_ALL = 256 * 1024 * 1024
+"""What is read of all namespaces of one depth; those that come later are not found. A pod's files have 1 to 2 KiB."""
+DEEPEST = 1
+"""The greatest depth of a pod's network namespace."""
 
-NS_GET_USERNS, NS_GET_PARENT = 0xB701, 0xB702
+NS_GET_USERNS, NS_GET_PARENT, NS_GET_OWNER_UID = 0xB701, 0xB702, 0xB704
 _LOCAL_HOST = re.compile(rb"\|-- (\S+)\n\s+/32 host LOCAL")
 """An address of the namespace in the file `fib_trie`."""
 
@@ -38,7 +46,7 @@ _LOCAL_HOST = re.compile(rb"\|-- (\S+)\n\s+/32 host LOCAL")
 class PodNamespace(NamedTuple):
     """A network namespace, and a process that was in it. `inode` tells it from all others that exist meanwhile.
 
-    `depth` counts the user namespaces above the one that owns it, from this process's own: 0 for most pods.
+    `depth` counts the user namespaces above the one that owns it, from this process's own: 0 for most pods, or 1.
     """
 
     inode: int
@@ -49,63 +57,67 @@ class PodNamespace(NamedTuple):
 
 
 def find_namespaces(addresses: Collection[str], links: Collection[str], proc: Path = PROC) -> list[PodNamespace]:
-    """The namespaces that have one of these addresses, or a link of one of these names. Blocks: call it in a thread.
+    """The namespaces with one of these addresses or links, except this process's own, in order of their depth.
 
     Each has those of them that it has. Processes that end meanwhile are left out. Raises KernelError EACCES if no
     process but this one's own may be looked at.
     """
     found = []
-    own = _inode(proc, "self")
     wanted, names = frozenset(addresses), frozenset(links)
-    for inode, pid in _first_processes(proc):
-        if inode == own:
-            continue
-        has = wanted & _addresses(proc, pid)
-        known = names & _links(proc, pid)
-        if has or known:
+    for depth, processes in enumerate(_first_processes(proc)):
+        left = BYTES_IN_ALL
+        for inode, pid in processes.items():
+            trie, inet6, devices = (_read(proc / str(pid) / "net" / name) for name in ("fib_trie", "if_inet6", "dev"))
+            left -= len(trie) + len(inet6) + len(devices)
+            if left < 0:
+                break
+            has, known = wanted & _addresses(trie, inet6), names & _links(devices)
             with suppress(OSError):
-                found.append(PodNamespace(inode, pid, has, known, _depth(proc, pid, inode)))
+                if (has or known) and _inode(proc, str(pid)) == inode:
+                    found.append(PodNamespace(inode, pid, has, known, depth))
     return found
 
 
-def _first_processes(proc: Path) -> Iterator[tuple[int, int]]:
-    """Each namespace with the first process that is in it."""
-    seen: set[int] = set()
+def _first_processes(proc: Path) -> list[dict[int, int]]:
+    """The namespaces of each depth that may be pods', by inode, each with the first process that is in it."""
+    seen = {_inode(proc, "self")}
+    of_depth: list[dict[int, int]] = [{} for _ in range(DEEPEST + 1)]
     denied = 0
     pids = sorted(int(it.name) for it in proc.iterdir() if it.name.isdigit())
     for pid in pids[:MOST_PROCESSES]:
-        if len(seen) >= MOST_NAMESPACES:
-            return
         try:
             inode = _inode(proc, str(pid))
+            if inode in seen:
+                continue
+            depth = _depth(proc, pid, inode)
         except PermissionError:
             denied += 1
             continue
         except OSError:
             continue  # it has ended
-        if inode not in seen:
-            seen.add(inode)
-            yield inode, pid
-    if denied and len(seen) <= 1:
+        seen.add(inode)
+        if depth <= DEEPEST and len(of_depth[depth]) < MOST_NAMESPACES:
+            of_depth[depth][inode] = pid
+    if denied and len(seen) == 1:
         sentence = "cannot look at the network namespaces of other processes: CAP_SYS_PTRACE is missing"
         raise KernelError(f"{sentence}; see docs/direct-return.md", errno=13)
+    return of_depth
 
 
 def _inode(proc: Path, process: str) -> int:
     return int(str((proc / process / "ns/net").readlink()).removeprefix("net:[").removesuffix("]"))
 
 
-def _addresses(proc: Path, pid: int) -> frozenset[str]:
-    found = {it.decode() for it in _LOCAL_HOST.findall(_read(proc / str(pid) / "net/fib_trie"))}
-    for line in _read(proc / str(pid) / "net/if_inet6").splitlines():
+def _addresses(trie: bytes, inet6: bytes) -> frozenset[str]:
+    found = {it.decode() for it in _LOCAL_HOST.findall(trie)}
+    for line in inet6.splitlines():
         with suppress(ValueError, OSError):
             found.add(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line[:32].decode())))
     return frozenset(found)
 
 
-def _links(proc: Path, pid: int) -> frozenset[str]:
-    lines = _read(proc / str(pid) / "net/dev").splitlines()[2:]
-    return frozenset(os.fsdecode(line.rpartition(b":")[0].strip()) for line in lines)
+def _links(devices: bytes) -> frozenset[str]:
+    return frozenset(os.fsdecode(line.rpartition(b":")[0].strip()) for line in devices.splitlines()[2:])
 
 
 def _read(path: Path) -> bytes:
@@ -122,22 +134,20 @@ def _read(path: Path) -> bytes:
 
 
 def _depth(proc: Path, pid: int, inode: int) -> int:
-    """How many user namespaces are above the one that owns the namespace. Raises OSError if it is no longer there."""
+    """How many user namespaces are above the one that owns the namespace; DEEPEST + 1 if it cannot be a pod's.
+
+    Raises OSError if the process is no longer in it.
+    """
     own = (proc / "self/ns/user").stat().st_ino
-    namespace = os.open(proc / str(pid) / "ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if os.fstat(namespace).st_ino != inode:
+    with (proc / str(pid) / "ns/net").open("rb", buffering=0) as namespace:
+        if os.fstat(namespace.fileno()).st_ino != inode:
             raise ProcessLookupError(pid)
-        owner = fcntl.ioctl(namespace, NS_GET_USERNS)
-    finally:
-        os.close(namespace)
-    for depth in range(DEEPEST + 1):
-        try:
-            if os.fstat(owner).st_ino == own:
-                return depth
-            parent = fcntl.ioctl(owner, NS_GET_PARENT)
-        finally:
-            os.close(owner)
-        owner = parent
-    os.close(owner)
-    return DEEPEST
+        owner = FileIO(fcntl.ioctl(namespace, NS_GET_USERNS))
+    with owner, suppress(PermissionError):  # EPERM: the parent is above this process's own
+        if os.fstat(owner.fileno()).st_ino == own:
+            return 0
+        [creator] = struct.unpack("=I", fcntl.ioctl(owner, NS_GET_OWNER_UID, bytes(4)))
+        with FileIO(fcntl.ioctl(owner, NS_GET_PARENT)) as parent:
+            if creator == 0 and os.fstat(parent.fileno()).st_ino == own:
+                return 1
+    return DEEPEST + 1

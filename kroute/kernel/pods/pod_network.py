@@ -15,8 +15,8 @@ their pods alone.
 import errno
 import re
 import socket
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from kroute.kernel.errors import KernelError, describe_errno
 from kroute.kernel.net.addresses import encode_unbind, parse_address
@@ -53,9 +53,13 @@ from kroute.kernel.pods.messages import (
     table_of,
 )
 
+T = TypeVar("T")
+
 ALIAS = "kroute direct return"
 MOST_ROUTES = 64
 """Routes of a pod that are copied."""
+MOST_LISTED = 4096
+"""Addresses, routes or rules that are listed. A namespace with more of one of them is left alone."""
 MOST_SEGMENT = 65535 - 40
 """Bytes; see ip_metrics_convert in net/ipv4/metrics.c."""
 LOOSE = 2
@@ -91,11 +95,12 @@ class PodNetwork:
         self._kind: TunnelKind = KINDS[family]
 
     async def ensure(self, end: PodTunnel) -> list[str]:
-        """Make it so; returns what was not. Nothing is written if all is right."""
+        """Make it so; returns what was not. Nothing is written if all is right, or if a list is too long."""
         addresses = await self._addresses()
         carrier = next((index for index, address in addresses if address == end.address), None)
         if carrier is None:
             raise KernelError(f"the pod does not have {end.address}; it may have ended", errno=errno.EADDRNOTAVAIL)
+        routes, rules = await self._routes(), set(await self._rules())
         done: list[str] = []
         link = await self._own_link()
         if link is not None and link.local != end.address:
@@ -110,16 +115,28 @@ class PodNetwork:
             raise KernelError("the pod's links have gone meanwhile; trying again", errno=errno.ENODEV)
         done += await self._settings(link, own)
         done += await self._vips(link, end.vips, {it for index, it in addresses if index == link.ifindex})
-        return done + await self._routing(link, own, end.vips)
+        return done + await self._routing(link, own, end.vips, routes, rules)
+
+    async def has_address(self, address: str) -> bool:
+        return address in {bound for _, bound in await self._addresses()}
 
     async def undo(self) -> bool:
-        """Take everything of ours away; returns whether there was something."""
+        """Take everything of ours away; returns whether there was something.
+
+        A namespace with too long lists is left alone, as if nothing there were ours: kroute would not have prepared it.
+        """
         link = await self._link(name=self._kind.link)
         if link is None or not self._is_ours(link):
             return False
-        rules = [vip for vip in await self._rules() if vip]
+        try:
+            rules = [vip for vip in await self._rules() if vip]
+            routes = [route for route in await self._routes() if table_of(route) == TABLE]
+        except KernelError as error:
+            if error.errno == errno.E2BIG:
+                return False
+            raise
         await self._write([message(RTM_DELRULE, 0, rule_from(it)) for it in rules], "delete rules", {errno.ENOENT})
-        await self._delete_routes([it for it in await self._routes() if table_of(it) == TABLE])
+        await self._delete_routes(routes)
         await self._delete(link)
         return True
 
@@ -159,15 +176,15 @@ class PodNetwork:
         await self._write([encode_vip(link.ifindex, it) for it in added], "bind VIPs", {errno.EEXIST})
         return [*(f"VIP {it}" for it in added), *(f"surplus {it}" for it in removed)]
 
-    async def _routing(self, link: PodLink, own: PodLink, vips: frozenset[str]) -> list[str]:
+    async def _routing(
+        self, link: PodLink, own: PodLink, vips: frozenset[str], routes: Sequence[bytes], rules: set[str]
+    ) -> list[str]:
         """The rules and routes of the answers. Routes come first: a rule to an empty table changes nothing."""
         advmss = greatest_segment(own.mtu, self._kind)
-        routes = await self._routes()
         found = {copy: it for it in routes if table_of(it) == TABLE and (copy := copied_route(it, 0)) is not None}
         others = (it for it in routes if table_of(it) != TABLE and interface_of(it) != link.ifindex)
         copies = [copy for it in others if (copy := copied_route(it, advmss)) is not None][:MOST_ROUTES]
         copies.sort(key=lambda it: -it[6])  # by scope: routes to gateways before those by them
-        rules = set(await self._rules())
         await self._delete_routes([it for copy, it in found.items() if copy not in copies])
         missing = [it for it in copies if it not in found]
         await self._write([encode_new_route(it) for it in missing], "write routes", {errno.EEXIST})
@@ -204,15 +221,28 @@ class PodNetwork:
             it = parse_address(payload, {index: ""})
             return (index, it.address) if it is not None and address_family(it.address) == self._family else None
 
-        return await self._netlink.request(query, parse)
+        return await self._listed(query, parse, "addresses")
 
     async def _routes(self) -> list[bytes]:
         query = message(RTM_GETROUTE, NLM_F_DUMP, ROUTE_HEADER.pack(self._family, 0, 0, 0, 0, 0, 0, 0, 0))
-        return await self._netlink.request(query, lambda _, it: it if copied_route(it, 0) is not None else None)
+        return await self._listed(query, lambda _, it: it if copied_route(it, 0) is not None else None, "routes")
 
     async def _rules(self) -> list[str]:
         query = message(RTM_GETRULE, NLM_F_DUMP, ROUTE_HEADER.pack(self._family, 0, 0, 0, 0, 0, 0, 0, 0))
-        return await self._netlink.request(query, lambda _, it: parse_own_rule(it))
+        return await self._listed(query, lambda _, it: parse_own_rule(it), "rules")
+
+    async def _listed(self, query: bytes, parse: Callable[[int, bytes], T | None], what: str) -> list[T]:
+        """As `NetlinkSocket.request`; KernelError E2BIG after MOST_LISTED answers, of repeated dumps together."""
+        count = 0
+
+        def parse_next(kind: int, payload: bytes) -> T | None:
+            nonlocal count
+            count += 1
+            if count > MOST_LISTED:
+                raise KernelError(f"the namespace has more than {MOST_LISTED} {what}", errno=errno.E2BIG)
+            return parse(kind, payload)
+
+        return await self._netlink.request(query, parse_next)
 
     async def _delete_routes(self, payloads: Sequence[bytes]) -> None:
         await self._write([message(RTM_DELROUTE, 0, it) for it in payloads], "delete routes", {errno.ESRCH})

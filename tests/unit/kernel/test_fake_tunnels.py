@@ -14,8 +14,8 @@ class FakeTunnelNode:
     def __init__(self) -> None:
         self.tunnels = FakeTunnels(FakeKernel())
 
-    def add_pod(self, *addresses: str) -> int:
-        return self.tunnels.add_pod(*addresses).pid
+    def add_pod(self, *addresses: str, depth: int = 0) -> int:
+        return self.tunnels.add_pod(*addresses, depth=depth).pid
 
     def end_pod(self, pid: int) -> None:
         self.tunnels.pods.remove(self._pod(pid))

@@ -8,11 +8,12 @@ from socket import AF_INET
 import msgspec
 import pytest
 
-from kroute.controllers.direct_return.pods import LINGER
+from kroute.controllers.direct_return.controller import DirectReturn
+from kroute.controllers.direct_return.pods import LINGER, PASS
 from kroute.firewall.backend import firewall_of
 from kroute.kernel.net.steering import Steer
 from kroute.model.plan import AddressSet, ServicePlan, SetEntry, TunnelEnd
-from tests.unit.fake_node import FakeNode, plan, server
+from tests.unit.fake_node import FakeNode, node_plan, plan, server
 
 VIP, KEY = "198.51.100.7", (6, "198.51.100.7", 80)
 POD, OTHER, REMOTE = "10.1.0.1", "10.1.0.2", "10.9.0.1"
@@ -232,3 +233,75 @@ async def test_a_service_that_is_deleted_while_its_address_is_withdrawn_leaves_n
     await node.settle([0, 1, 2, 0, 1, 2, 3])
     assert node.clients.tunnels.addresses == set()
     assert own._dropped == {}
+
+
+def slow_node(tmp_path: Path) -> tuple[FakeNode, DirectReturn]:
+    """A node on which time passes while somebody in a pod makes the work there take long, and its controller."""
+    node = FakeNode(tmp_path, direct_return=True)
+
+    def let_pass(seconds: float) -> None:
+        node.clock.now += seconds
+
+    node.clients.tunnels.let_pass = let_pass
+    assert node.wiring.direct_return is not None
+    return node, node.wiring.direct_return
+
+
+async def test_hostile_namespaces_hold_no_pass_up_and_are_undone_in_turn(tmp_path: Path) -> None:
+    """Each has a link of kroute's name, and takes all the time that work in one namespace may take."""
+    node, own = slow_node(tmp_path)
+    tunnels = node.clients.tunnels
+    hostile = [tunnels.add_pod() for _ in range(20)]
+    for each in hostile:
+        each.foreign, each.takes = {AF_INET}, PASS
+    pod = tunnels.add_pod(POD)
+    await node.start(direct(1, POD))
+    tunnels.let_pass(LINGER)
+    own.resync_soon()
+    tunnels.attempts.clear()
+    await own.step()
+    assert tunnels.attempts == [pod.pid, hostile[0].pid]
+    await node.settle()
+    undone = [pid for pid in tunnels.attempts if pid != pod.pid]
+    assert undone == [each.pid for each in hostile]  # each once
+    assert tunnels.addresses == {VIP}
+
+
+async def test_pods_that_take_all_the_time_leave_the_others_their_turn(tmp_path: Path) -> None:
+    node, own = slow_node(tmp_path)
+    tunnels = node.clients.tunnels
+    pods = [f"10.1.0.{number}" for number in range(1, 21)]
+    for address in pods:
+        tunnels.add_pod(address).takes = 2 * PASS
+    tunnels.pods[-1].takes = 0
+    node.broadcaster.publish([node_plan(), direct(1, *pods, local=tuple(pods))])
+    await own.start()
+    for turn in range(1, 21):
+        await own.step()
+        assert len(set(tunnels.attempts)) == turn
+    assert tunnels.pods[19].tunnels[AF_INET].vips == {VIP}
+
+
+async def test_what_could_not_be_undone_is_undone_at_once_when_no_service_has_direct_return(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, direct_return=True)
+    pod, other = node.clients.tunnels.add_pod(POD), node.clients.tunnels.add_pod(OTHER)
+    await node.start(direct(1, POD, OTHER, local=(POD, OTHER)))
+    await node.apply(direct(2, OTHER, local=(OTHER,)))
+    pod.takes = PASS
+    await node.wait(LINGER)
+    await node.resync()
+    assert AF_INET in pod.tunnels
+    pod.takes = 0
+    await node.apply(plan("web", 3))
+    assert (pod.tunnels, other.tunnels) == ({}, {})
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+async def test_a_pod_that_was_seen_with_anothers_address_does_not_take_it_away(tmp_path: Path, depth: int) -> None:
+    """Its process enters a namespace of its own with that address for a moment, and comes back."""
+    node = FakeNode(tmp_path, direct_return=True)
+    node.clients.tunnels.add_pod(OTHER).seen_with = frozenset({POD})
+    pod = node.clients.tunnels.add_pod(POD, depth=depth)
+    await node.start(direct(1, POD))
+    assert pod.tunnels[AF_INET].vips == {VIP}
+    assert node.problems == []

@@ -86,3 +86,44 @@ def test_without_the_capability_it_is_said_which_one_is_missing(proc: Path, monk
     monkeypatch.setattr(namespaces, "_inode", refuse)
     with pytest.raises(KernelError, match="CAP_SYS_PTRACE"):
         find_namespaces(["10.1.0.2"], [], proc)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_namespaces_of_deeper_user_namespaces_hide_no_pod(
+    proc: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """Whoever may make user namespaces has as many as they like, and processes with smaller numbers than a new pod."""
+    monkeypatch.setattr(namespaces, "MOST_NAMESPACES", 3)
+    monkeypatch.setattr(namespaces, "_depth", lambda _proc, pid, _inode: 0 if pid == 90 else depth)
+    for number in range(20, 30):
+        process(proc, str(number), number, "10.1.0.2", links="kroute-dsr4: 0\n")
+    process(proc, "90", 90, "10.1.0.3")
+    found = find_namespaces(["10.1.0.3"], ["kroute-dsr4"], proc)
+    assert found[0].addresses == {"10.1.0.3"}
+    assert len(found) == (4 if depth == 1 else 1)
+
+
+def test_what_full_namespaces_show_is_read_up_to_a_limit_for_each_depth(
+    proc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespaces, "BYTES_IN_ALL", 10_000)
+    monkeypatch.setattr(namespaces, "_depth", lambda _proc, pid, _inode: int(pid != 90))
+    for number in range(20, 30):
+        process(proc, str(number), number, "10.1.0.2", links="veth: 0\n" * 500)
+    process(proc, "90", 90, "10.1.0.2")
+    assert [found.pid for found in find_namespaces(["10.1.0.2"], [], proc)] == [90, 20, 21]
+
+
+def test_a_process_that_is_in_another_namespace_afterwards_is_left_out(
+    proc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The addresses may be those of the other one."""
+    process(proc, "20", 7, "10.1.0.2")
+
+    def move(_proc: Path, _pid: int, _inode: int) -> int:
+        (proc / "20/ns/net").unlink()
+        (proc / "20/ns/net").symlink_to("net:[8]")
+        return 0
+
+    monkeypatch.setattr(namespaces, "_depth", move)
+    assert find_namespaces(["10.1.0.2"], [], proc) == []
