@@ -161,4 +161,4 @@ def test_nodes_and_pods_that_change(cluster: Cluster) -> None:
 def test_an_explanation(cluster: Cluster) -> None:
     cluster.pieces(cluster.service({name: AT_ITS_LIMITS[name] for name in ("kroute.io/weights", "kroute.io/locality")}))
     longest = [max(cluster.pieces_of_explaining()) / cluster.whole for _ in range(ATTEMPTS)]
-    assert min(longest) < 1
+    assert min(longest) < 2
