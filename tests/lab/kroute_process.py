@@ -130,9 +130,7 @@ class KrouteProcess:
 
     def rss(self) -> int:
         """Return the resident memory in bytes. A forked process shares much of it with its parent."""
-        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        (kib,) = (line.split()[1] for line in lines if line.startswith("VmRSS:"))
-        return int(kib) * 1024
+        return rss(self.pid)
 
     def tail(self, count: int = 40) -> str:
         """Return the last lines of the log."""
@@ -156,6 +154,13 @@ class KrouteProcess:
         if not line:
             raise KrouteEndedError(f"the fork server that kroute came from has died; kroute's log:\n{self.tail()}")
         return line
+
+
+def rss(pid: int) -> int:
+    """Return the resident memory of a process in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (kib,) = (line.split()[1] for line in lines if line.startswith("VmRSS:"))
+    return int(kib) * 1024
 
 
 async def _readable(descriptor: int) -> None:

@@ -16,6 +16,7 @@ from tests.lab import firewall
 from tests.lab.api_server import PORT, ApiServer
 from tests.lab.cluster import Node
 from tests.lab.deployment import eventually
+from tests.lab.kroute_process import rss
 from tests.lab.kube_proxy import HEALTH_PORT, METRICS_PORT
 from tests.lab.objects import Object
 from tests.lab.topology import CONTROL_PLANE, POD_RANGE, POD_RANGE6
@@ -45,7 +46,7 @@ class KubeProxy:
     async def start(self) -> None:
         """Launch it, and return when it has written its tables and says that it is healthy."""
         self.launch()
-        await eventually(self._serves, within=120)
+        await self.ready()
 
     def launch(self) -> None:
         """Start its process."""
@@ -79,6 +80,14 @@ class KubeProxy:
     def running(self) -> bool:
         """Whether its process runs."""
         return self._process is not None and self._process.poll() is None
+
+    async def ready(self, within: float = 120) -> None:
+        """Return when it has written its tables and says that it is healthy."""
+        await eventually(self._serves, within=within)
+
+    def rss(self) -> int:
+        """Return the resident memory in bytes; 0 if it does not run."""
+        return rss(self._process.pid) if self._process is not None and self.running else 0
 
     async def _serves(self) -> None:
         await asyncio.sleep(0.2)  # what looks all the time leaves it no time

@@ -28,6 +28,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import firewall, kubernetes
+from tests.lab.feeds import is_thorough
 from tests.lab.mode import lab_mode
 from tests.lab.places import PROJECT
 from tests.lab.vm import kernels
@@ -46,7 +47,7 @@ FED = frozenset({"deployment", "deployment_in_strict", "running", "feed"})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that need a lab, by their paths, and deselect those for which there is no kernel."""
+    """Mark the tests that need a lab, by their paths, and deselect those for which there is no kernel, or no time."""
     for item in items:
         path = _in_project(item.path)
         if path.startswith(LAB_DIRECTORIES):
@@ -57,9 +58,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("every_kernel")
         if scenario := FIELD_SCENARIO.match(path):
             item.add_marker(pytest.mark.feed_in_turn(int(scenario[1]) + 1))
-    if without_kernel := [item for item in items if (needed := needs(item)) and not _exist(needed)]:
-        config.hook.pytest_deselected(items=without_kernel)
-        items[:] = [item for item in items if not (needed := needs(item)) or _exist(needed)]
+    left_out = [
+        item
+        for item in items
+        if ((needed := needs(item)) and not _exist(needed))
+        or (item.get_closest_marker("thorough") and not is_thorough())
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @functools.cache

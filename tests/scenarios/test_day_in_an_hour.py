@@ -19,8 +19,10 @@ from statistics import median
 
 import pytest
 
+from tests.lab import kubernetes
 from tests.lab.cluster import Node
 from tests.lab.day import tenant, troubles
+from tests.lab.day.peers import PeerStage
 from tests.lab.day.stage import WITNESS, Stage, disks
 from tests.lab.day.stranger import Stranger
 from tests.lab.day.timetable import Day, Event
@@ -30,6 +32,7 @@ from tests.lab.directors import DirectorMachine
 from tests.lab.firewall_state import entries, rules
 from tests.lab.hosts import Host
 from tests.lab.kernel_state import VirtualServer
+from tests.lab.namespaces import CommandError
 from tests.lab.world import FAMILIES, World
 from tests.real_proxies.running import ask
 from tests.scenarios.expected_state import assert_right
@@ -124,23 +127,56 @@ async def test_after_a_day_of_trouble_nobody_has_noticed_anything(
     assert not wrongs, "\n".join([f"seed {day.seed}: {len(stage.wrongs)} wrongs", *wrongs])
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("iptables", marks=pytest.mark.legacy),
+        pytest.param("ipvs", marks=pytest.mark.legacy),
+        pytest.param("nftables", marks=pytest.mark.nftables),
+    ],
+)
+async def test_the_same_day_with_kube_proxy_is_measured(
+    mode: str, day_world: World, record_property: Callable[[str, object], None], request: pytest.FixtureRequest
+) -> None:
+    """What others do is told, not judged: nothing is asserted but that there was a day, and a proxy in its evening."""
+    program = kubernetes.program()
+    if program is None:
+        pytest.skip(kubernetes.MISSING)
+    day, progress = Day.wanted(), Progress(request.config)
+    stage = PeerStage(day_world, mode, program)
+    try:
+        async with asyncio.timeout(4 * day.seconds + 900):
+            with troubles.right_time():
+                strangers = {node.name: Stranger(node) for node in day_world.nodes}
+                stage.spares += [await node.pod(f"spare-{node.name}", **SERVES) for node in day_world.nodes]
+                said, victims = await _until_evening(day, stage, strangers, progress)
+                assert all(proxy.running for proxy in stage.proxies.values())
+                stage.wrongs += [wrong for stranger in strangers.values() for wrong in stranger.check()]
+    except BaseException as error:
+        error.add_note(f"{mode}, seed {day.seed}, in {progress.doing}; so far {stage.wrongs[-20:]}")
+        raise
+    finally:
+        await stage.cleanup()
+    noon, evening = _memory(progress)
+    changed = sum("a stranger had" in wrong for wrong in stage.wrongs)
+    others = Counter(wrong[:200] for wrong in stage.wrongs if "a stranger had" not in wrong).most_common(5)
+    failed = Counter(re.sub(r"kl-\S+-", "", failure) for failure in victims.load.failures).most_common(20)
+    counted = f"{len(victims.uncounted())} virtual servers counted anew; " if stage.has_counts else ""
+    record_property(
+        "measured",
+        f"the same day of {day.seconds} s, seed {day.seed}, kube-proxy {mode}: {said}; {counted}{changed} times "
+        f"a stranger's things were changed; witness {noon / 2**20:.1f} and {evening / 2**20:.1f} MiB; "
+        f"in addition: {others}; calls that failed: {failed}; broken: {Counter(victims.broken()).most_common(20)}",
+    )
+    assert victims.load.calls.total()
+
+
 async def _live(day: Day, stage: Stage, strangers: dict[str, Stranger], progress: Progress) -> str:
     """Have the morning, the day and the evening. Returns the day's figures."""
-    progress.note("phase", "morning")
-    Victims.deploy(stage)
-    await stage.start()
-    async with Victims.of(stage) as victims:
-        progress.note("phase", "day")
-        await _troubled(day, stage, strangers, progress)
-        for name in stage.names:
-            progress.note("phase", f"evening of {name}")
-            await stage.process(name).ready()
-        progress.note("phase", "last calls")
-        await victims.load.goes_on(100)
-    with suppress(AssertionError):  # the kernel sums its counts up every two seconds
-        await eventually(partial(_is_nothing, victims.uncounted))
+    figures, victims = await _until_evening(day, stage, strangers, progress)
+    figures += _own_figures(day, stage, progress)
     stage.wrongs += [*victims.load.failures, *victims.lost, *victims.broken(), *victims.uncounted()]
-    figures = _figures(day, stage, victims, progress)
     await victims.leave()
     progress.note("phase", "comparison")
     for stranger in strangers.values():
@@ -156,6 +192,26 @@ async def _live(day: Day, stage: Stage, strangers: dict[str, Stranger], progress
     return figures
 
 
+async def _until_evening(
+    day: Day, stage: Stage, strangers: dict[str, Stranger], progress: Progress
+) -> tuple[str, Victims]:
+    """Have the day with whatever proxy the stage has. Returns the victims' figures, and the victims."""
+    progress.note("phase", "morning")
+    Victims.deploy(stage)
+    await stage.start()
+    async with Victims.of(stage) as victims:
+        progress.note("phase", "day")
+        await _troubled(day, stage, strangers, progress)
+        for name in stage.names:
+            progress.note("phase", f"evening of {name}")
+            await stage.rests(name)
+        progress.note("phase", "last calls")
+        await victims.load.goes_on(100)
+    with suppress(AssertionError):  # the kernel sums its counts up every two seconds
+        await eventually(partial(_is_nothing, victims.uncounted))
+    return _figures(day, victims), victims
+
+
 async def _troubled(day: Day, stage: Stage, strangers: dict[str, Stranger], progress: Progress) -> None:
     """Have all the troubles, each kind one after the other, and end what they have begun."""
     inputs = [name for name in tenant.INPUTS if name in (os.environ.get(ATTACKS) or ",".join(tenant.INPUTS)).split(",")]
@@ -163,13 +219,15 @@ async def _troubled(day: Day, stage: Stage, strangers: dict[str, Stranger], prog
     async def attack(stage: Stage, number: int, dice: random.Random) -> None:
         name = inputs[number % len(inputs)]
         progress.note("attack", name)
-        await tenant.INPUTS[name](stage, dice)
+        if name not in stage.attacks_nothing:
+            await tenant.INPUTS[name](stage, dice)
         progress.memory.append(stage.witness.rss())
 
     async def stranger(stage: Stage, _number: int, dice: random.Random) -> None:
         one = strangers[stage.node(dice).name]
         stage.wrongs += one.check()
-        one.write(dice)
+        with suppress(CommandError):  # somebody has just changed it, as the next check finds
+            one.write(dice)
 
     actions: dict[str, Action] = {
         "kill": troubles.kill,
@@ -199,10 +257,26 @@ async def _track(stage: Stage, began: float, events: list[Event], action: Action
         progress.doing.pop(event.kind, None)
 
 
-def _figures(day: Day, stage: Stage, victims: Victims, progress: Progress) -> str:
-    """What there was of everything. Adds to the wrongs if the witness has grown."""
-    half = len(progress.memory) // 2  # by then the tenant has tried everything
-    noon, evening = median(progress.memory[half - NEAR : half]), median(progress.memory[-NEAR:])
+def _figures(day: Day, victims: Victims) -> str:
+    """What there was of everything, and what the victims have noticed."""
+    load, open_ones = victims.load, len(victims.streams)
+    events = ", ".join(f"{len(events)} {kind}" for kind, events in day.events().items())
+    return (
+        f"{events}; {load.calls.total() + len(load.failures)} calls, {len(load.failures)} failed, "
+        f"longest {load.longest:.2f} s; {open_ones} open connections, {len(victims.broken())} broken; "
+        f"{victims.datagrams} questions by UDP, {len(victims.lost)} unanswered"
+    )
+
+
+def _memory(progress: Progress) -> tuple[float, float]:
+    """The witness's memory at noon, when the tenant has tried everything, and in the evening, in bytes."""
+    half = len(progress.memory) // 2
+    return median(progress.memory[half - NEAR : half]), median(progress.memory[-NEAR:])
+
+
+def _own_figures(day: Day, stage: Stage, progress: Progress) -> str:
+    """The figures of the witness. Adds to the wrongs if it has grown."""
+    noon, evening = _memory(progress)
     if day.seconds >= HOUR and evening > noon * GROWTH + GROWS_BY:
         stage.wrongs.append(f"the witness has grown from {noon / 2**20:.1f} to {evening / 2**20:.1f} MiB")
     status, _, text = ask(stage.cluster.node(WITNESS), "GET", 10249, "/metrics")
@@ -211,13 +285,8 @@ def _figures(day: Day, stage: Stage, victims: Victims, progress: Progress) -> st
         float(re.findall(rf"^kroute_loop_longest_round_{unit} (\S+)$", text, re.MULTILINE)[0])
         for unit in ("seconds", "cpu_seconds")
     )
-    load, open_ones = victims.load, len(victims.streams)
-    events = ", ".join(f"{len(events)} {kind}" for kind, events in day.events().items())
     return (
-        f"{events}; {load.calls.total()} calls, {len(load.failures)} failed, longest {load.longest:.2f} s; "
-        f"{open_ones} open connections, {len(victims.broken())} broken; "
-        f"{victims.datagrams} questions by UDP, {len(victims.lost)} unanswered; "
-        f"witness {noon / 2**20:.1f} MiB at noon, {evening / 2**20:.1f} in the evening, "
+        f"; witness {noon / 2**20:.1f} MiB at noon, {evening / 2**20:.1f} in the evening, "
         f"longest round of its loop {longest:.2f} s, of processor time {longest_cpu:.2f} s"
     )
 

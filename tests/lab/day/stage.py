@@ -33,7 +33,13 @@ DIRECTOR = ("--external-ip-range", ",".join(RANGES), "--lease-retry-period", "0.
 
 
 class Stage:
-    """What the day's troubles act on. `wrongs` are sentences: what happened that must not."""
+    """What the day's troubles act on. `wrongs` are sentences: what happened that must not.
+
+    `attacks_nothing` are the tenant's inputs that mean nothing to the proxy here, `has_counts` is whether it uses IPVS.
+    """
+
+    attacks_nothing: frozenset[str] = frozenset()
+    has_counts = True
 
     def __init__(self, world: World, backend: str) -> None:
         self.world = world
@@ -106,6 +112,10 @@ class Stage:
                 assert machine.process is not None
                 return machine.process
         return self.deployment.agents[name]
+
+    async def rests(self, name: str) -> None:
+        """Wait in the evening until what was killed there is ready again."""
+        await self.process(name).ready()
 
     async def kill(self, name: str) -> None:
         """Kill kroute there, and start it again without waiting for it."""

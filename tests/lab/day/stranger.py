@@ -20,8 +20,8 @@ class Stranger:
         node.namespace.ip(
             f"link add foreign0 type dummy\naddress add {ADDRESS}/32 dev foreign0\nlink set foreign0 up\n"
         )
-        node.run(TABLE, "-t", "nat", "-N", "FOREIGN")
-        node.run(TABLE, "-t", "nat", "-I", "PREROUTING", "-j", "FOREIGN")
+        node.run(TABLE, "-w", "-t", "nat", "-N", "FOREIGN")
+        node.run(TABLE, "-w", "-t", "nat", "-I", "PREROUTING", "-j", "FOREIGN")
         if has_nf_tables():
             node.run("nft", "add table ip foreign; add set ip foreign cluster-ip { type ipv4_addr; }")
         else:
@@ -36,20 +36,21 @@ class Stranger:
                 self._write_server(str(1000 + number), source, number)
             case "rule" if source in self._rules:
                 self._rules.remove(source)
-                self._node.run(TABLE, "-t", "nat", "-D", "FOREIGN", "-s", source, "-j", "RETURN")
+                self._node.run(TABLE, "-w", "-t", "nat", "-D", "FOREIGN", "-s", source, "-j", "RETURN")
             case "rule":
                 self._rules.append(source)
-                self._node.run(TABLE, "-t", "nat", "-A", "FOREIGN", "-s", source, "-j", "RETURN")
+                self._node.run(TABLE, "-w", "-t", "nat", "-A", "FOREIGN", "-s", source, "-j", "RETURN")
             case _:
                 self._write_element(source)
 
     def check(self) -> list[str]:
-        """A sentence for each of its things that somebody else has changed."""
-        listed = self._node.run(TABLE, "-t", "nat", "-S", "FOREIGN").splitlines()[1:]
+        """A sentence for each kind of things that somebody else has changed. What is there now counts from now on."""
+        listed = self._node.run(TABLE, "-w", "-t", "nat", "-S", "FOREIGN").splitlines()[1:]
         rules = [line.split()[3].removesuffix("/32") for line in listed]
-        jumps = self._node.run(TABLE, "-t", "nat", "-S", "PREROUTING").count("-j FOREIGN")
+        jumps = self._node.run(TABLE, "-w", "-t", "nat", "-S", "PREROUTING").count("-j FOREIGN")
         found = (self._listed_servers(), rules, self._listed_elements(), jumps)
         wanted = (self._servers, self._rules, self._elements, 1)
+        self._servers, self._rules, self._elements, _ = found
         return [
             f"{self._node.name}: a stranger had {w}, and has {f}" for f, w in zip(found, wanted, strict=True) if f != w
         ]
@@ -58,7 +59,7 @@ class Stranger:
         """Delete what it has written since it came."""
         for port in self._listed_servers():
             self._node.run("ipvsadm", "-D", "-t", f"{ADDRESS}:{port}")
-        self._node.run(TABLE, "-t", "nat", "-F", "FOREIGN")
+        self._node.run(TABLE, "-w", "-t", "nat", "-F", "FOREIGN")
         self._node.run(
             *(("nft", "flush set ip foreign cluster-ip") if has_nf_tables() else ("ipset", "flush", "FOREIGN"))
         )

@@ -54,7 +54,9 @@ async def edit(stage: Stage, _number: int, dice: random.Random) -> None:
     if what < 0.15:
         stage.put(*objects.endpoint_slices(ROLLING, _rolled(stage, dice), ready=True))
     elif what < 0.18:
-        stage.put(stage.node_object(stage.node(dice)) | {"spec": {"taints": [{"key": "day", "effect": "NoSchedule"}]}})
+        item = stage.node_object(stage.node(dice))
+        item["spec"]["taints"] = [{"key": "day", "effect": "NoSchedule"}]
+        stage.put(item)
     else:
         _churn(stage, dice)
 
@@ -120,9 +122,9 @@ async def outage(stage: Stage, number: int, dice: random.Random) -> None:
         stage.cluster.wire.ip(f"link set {host.name} master wire\n")
     elif number % 3 == 1:
         rule = ("INPUT", "-i", "eth0", "-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")
-        host.run(tool("IPv4"), "-A", *rule)
+        host.run(tool("IPv4"), "-w", "-A", *rule)
         await asyncio.sleep(seconds)
-        host.run(tool("IPv4"), "-D", *rule)
+        host.run(tool("IPv4"), "-w", "-D", *rule)
     else:
         for kind in dice.sample(("drop", "truncate", "cut", "stall", "expire"), 3):
             stage.api.fault(kind=kind, where="watch", after=dice.randint(0, 3), times=2)
