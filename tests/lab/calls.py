@@ -8,6 +8,8 @@ client sees is part of what the tests check.
 
 import asyncio
 import contextlib
+import errno
+import itertools
 import socket
 import time
 from typing import Self
@@ -19,6 +21,14 @@ from tests.lab.servers import Answer, SocketFactory, reset_on_close
 
 PATIENCE = 5.0
 """Seconds after which a call without an answer fails, stalls of the machine not counted. Two lost SYNs take 3 s."""
+
+_SOURCE_PORTS = itertools.cycle(range(33000, 61000))
+"""No call has the source port of another that is open or has ended a moment ago, to whatever address.
+
+IPVS confuses two connections of one client that have the same source port and reach the same real server by way of two
+virtual servers (docs/kernel-facts.md). The kernel's choice of a source port allows that: it asks for another port only
+if the destination is the same, too.
+"""
 
 
 class Connection:
@@ -32,12 +42,10 @@ class Connection:
     async def open(
         cls, namespace: SocketFactory, address: str, port: int, protocol: int, source: tuple[str, int] | None = None
     ) -> Self:
-        """Connect to `address`; the kernel chooses the source, unless `source` (address, port or 0) is given."""
+        """Connect to `address`; the kernel chooses the source address, unless `source` (address, port or 0) is given."""
         made = namespace.socket(_family(address), socket.SOCK_STREAM, protocol)
         try:
-            if source is not None:
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                made.bind(source)
+            _bind(made, source)
             await asyncio.get_running_loop().sock_connect(made, (address, port))
         except BaseException:
             made.close()
@@ -101,8 +109,7 @@ async def ask_udp(
     """
     loop = asyncio.get_running_loop()
     with namespace.socket(_family(address), socket.SOCK_DGRAM) as made:
-        if source is not None:
-            made.bind(source)
+        _bind(made, source)
         async with patience(timeout):
             await loop.sock_connect(made, (address, port))
             await loop.sock_sendall(made, b"who are you?".ljust(size, b"."))
@@ -156,6 +163,22 @@ class Stream:
             self._connection.reset()
         else:
             self._connection.close()
+
+
+def _bind(made: socket.socket, source: tuple[str, int] | None) -> None:
+    """Give a socket its source: the port that is asked for, or one of `_SOURCE_PORTS` that is free."""
+    address, port = source or ("", 0)
+    if port:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((address, port))
+        return
+    for port in _SOURCE_PORTS:
+        try:
+            made.bind((address, port))
+            return
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
 
 
 def _family(address: str) -> int:
