@@ -32,7 +32,7 @@ STEPS = (
     "kroute.checks.preflight",
     "kroute.reconcile.staged_controller",
     "kroute.controllers.route_fix",
-    "kroute.controllers.service_proxy.virtual_servers",
+    "kroute.controllers.ipvs.virtual_servers",
     "kroute.controllers.service_proxy.controller",
     "kroute.controllers.node_controllers",
     "kroute.planning.frontends",

@@ -11,7 +11,7 @@ from kroute.checks.finding import Finding, Level, failed, ok, warning
 from kroute.checks.host_firewall import check_host_firewall
 from kroute.checks.marks import check_marks, uses_of_marks
 from kroute.checks.other_proxies import Leftover, leftovers
-from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances
+from kroute.controllers.ipvs.sysctls import SYSCTLS, Circumstances
 from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled
 from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules

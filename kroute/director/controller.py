@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kroute.broadcaster import Subscription
 from kroute.comparison.virtual_servers import planned_key
-from kroute.controllers.service_proxy.looks.table_look import TableLook
-from kroute.controllers.service_proxy.sysctls import SYSCTLS as NODE_SYSCTLS
-from kroute.controllers.service_proxy.sysctls import Circumstances, NodeSysctls
-from kroute.controllers.service_proxy.timeouts import Timeouts
-from kroute.controllers.service_proxy.virtual_servers import VirtualServers
+from kroute.controllers.ipvs.sysctls import SYSCTLS as NODE_SYSCTLS
+from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls
+from kroute.controllers.ipvs.table_look import TableLook
+from kroute.controllers.ipvs.timeouts import Timeouts
+from kroute.controllers.ipvs.virtual_servers import VirtualServers
 from kroute.director import synchronization
 from kroute.director.addresses import DirectorAddresses
 from kroute.director.cleanup import undo

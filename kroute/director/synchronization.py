@@ -4,7 +4,7 @@ from errno import EEXIST
 
 import structlog
 
-from kroute.controllers.service_proxy.sysctls import Row, always
+from kroute.controllers.ipvs.sysctls import Row, always
 from kroute.kernel.clients import SyncDaemonClient
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import SyncDaemon, SyncRole

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.controllers.service_proxy.conntrack_sysctls import conntrack_rows
-from kroute.controllers.service_proxy.sysctls import Circumstances, NodeSysctls
+from kroute.controllers.ipvs.conntrack_sysctls import conntrack_rows
+from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls
 from kroute.kernel.sysctl import Sysctls
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import Ledger

@@ -18,9 +18,9 @@ import pytest
 
 from kroute.broadcaster import Broadcaster
 from kroute.cleanup import undo_all
+from kroute.controllers.ipvs.sysctls import SYSCTLS
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy import bind_gate
-from kroute.controllers.service_proxy.sysctls import SYSCTLS
 from kroute.firewall.backend import node_clients
 from kroute.kernel import modules
 from kroute.kernel.ipvs.client import Ipvs

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from kroute.controllers.service_proxy.server_order.placement import place
-from kroute.controllers.service_proxy.server_order.server_order import ENDS_CONNECTIONS, keeping_connections
+from kroute.controllers.ipvs.server_order.placement import place
+from kroute.controllers.ipvs.server_order.server_order import ENDS_CONNECTIONS, keeping_connections
 from kroute.kernel.ipvs.client import (
     AddRealServer,
     AddVirtualServer,

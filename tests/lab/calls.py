@@ -42,7 +42,7 @@ class Connection:
     async def open(
         cls, namespace: SocketFactory, address: str, port: int, protocol: int, source: tuple[str, int] | None = None
     ) -> Self:
-        """Connect to `address`; the kernel chooses the source address, unless `source` (address, port or 0) is given."""
+        """Connect to `address`; the kernel chooses the source address, unless `source` (address, port or 0) is."""
         made = namespace.socket(_family(address), socket.SOCK_STREAM, protocol)
         try:
             _bind(made, source)
@@ -175,10 +175,11 @@ def _bind(made: socket.socket, source: tuple[str, int] | None) -> None:
     for port in _SOURCE_PORTS:
         try:
             made.bind((address, port))
-            return
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
+        else:
+            return
 
 
 def _family(address: str) -> int:

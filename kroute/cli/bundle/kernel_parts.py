@@ -12,7 +12,7 @@ import msgspec
 from kroute.checks.other_proxies import leftovers
 from kroute.cli.bundle.agent_parts import output_of
 from kroute.cli.bundle.archive import Part
-from kroute.controllers.service_proxy.sysctls import SYSCTLS
+from kroute.controllers.ipvs.sysctls import SYSCTLS
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled
 from kroute.firewall.nftables.names import TABLES
 from kroute.inspect import snapshot

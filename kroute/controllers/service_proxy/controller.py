@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from kroute.broadcaster import Subscription
 from kroute.comparison.vips import describe_drift
 from kroute.controllers.dummy_interface import DummyInterface
+from kroute.controllers.ipvs.conntrack_sysctls import conntrack_rows
+from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls, node_rows
+from kroute.controllers.ipvs.table_look import TableLook
+from kroute.controllers.ipvs.timeouts import Timeouts
+from kroute.controllers.ipvs.virtual_servers import VirtualServers
 from kroute.controllers.service_proxy.bind_gate import BindGate
-from kroute.controllers.service_proxy.conntrack_sysctls import conntrack_rows
-from kroute.controllers.service_proxy.looks.table_look import TableLook
 from kroute.controllers.service_proxy.ownership import adopt_what_is_ours, delete_what_is_ours
 from kroute.controllers.service_proxy.restrictions import Restrictions
-from kroute.controllers.service_proxy.sysctls import Circumstances, NodeSysctls, node_rows
-from kroute.controllers.service_proxy.timeouts import Timeouts
 from kroute.controllers.service_proxy.udp_flows import UdpFlows, behind
 from kroute.controllers.service_proxy.vip_addresses import VipAddresses
-from kroute.controllers.service_proxy.virtual_servers import VirtualServers
 from kroute.kernel.clients import AddressClient, ConntrackClient, EventSource, IpvsClient, SysctlClient
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
 from kroute.model.objects import ObjectKey

@@ -7,7 +7,7 @@ import pytest
 from kroute.checks import api_checks, node_checks
 from kroute.checks.finding import Finding, Level
 from kroute.checks.other_proxies import Leftover, leftovers
-from kroute.controllers.service_proxy.sysctls import Circumstances
+from kroute.controllers.ipvs.sysctls import Circumstances
 from kroute.firewall.backend import firewall_of
 from kroute.kernel.ipset import SetDefinition
 from kroute.kernel.ipvs.client import AddVirtualServer, VirtualServerOptions

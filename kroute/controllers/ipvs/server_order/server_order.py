@@ -13,7 +13,7 @@ from errno import EPERM
 import msgspec
 
 from kroute.comparison.virtual_servers import in_order_of_addition, planned_key
-from kroute.controllers.service_proxy.server_order.placement import (
+from kroute.controllers.ipvs.server_order.placement import (
     There,
     endpoint_of,
     may_be_out_of_order,

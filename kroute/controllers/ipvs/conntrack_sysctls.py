@@ -7,7 +7,7 @@ can only be read; time-outs belong to each namespace.
 
 from collections.abc import Iterator
 
-from kroute.controllers.service_proxy.sysctls import Row, always
+from kroute.controllers.ipvs.sysctls import Row, always
 from kroute.settings import ConntrackSettings
 
 MOST_CONNECTIONS = 1 << 20

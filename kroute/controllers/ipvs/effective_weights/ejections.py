@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.controllers.service_proxy.effective_weights.evidence import Evidence
+from kroute.controllers.ipvs.effective_weights.evidence import Evidence
 from kroute.kernel.ipvs.client import RealServerKey, RealServerTraffic
 from kroute.kernel.ipvs.objects import describe_endpoint
 from kroute.model.plan import Ejection, VirtualServer, VirtualServerKey

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kroute.controllers.service_proxy.drains import FIRST_POLL, LAST_POLL, LOOKED_AT_TOGETHER, Drains
+from kroute.controllers.ipvs.drains import FIRST_POLL, LAST_POLL, LOOKED_AT_TOGETHER, Drains
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import RealServerKey, RealServerState, StatesByServer
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey

@@ -23,10 +23,8 @@ from kroute.comparison.virtual_servers import (
     planned_key,
     stale_real_servers,
 )
-from kroute.controllers.service_proxy.drains import Drains
-from kroute.controllers.service_proxy.effective_weights.effective_weights import EffectiveWeights
-from kroute.controllers.service_proxy.foreign_servers import ForeignServers
-from kroute.controllers.service_proxy.ipvs_edits import (
+from kroute.controllers.ipvs.drains import Drains
+from kroute.controllers.ipvs.edits import (
     Edit,
     edit,
     event_of,
@@ -36,10 +34,12 @@ from kroute.controllers.service_proxy.ipvs_edits import (
     only_takes_away,
     with_real_servers,
 )
-from kroute.controllers.service_proxy.looks.table_look import TableLook
-from kroute.controllers.service_proxy.schedulers import Schedulers
-from kroute.controllers.service_proxy.server_order.placement import There, moves_in, without_moves
-from kroute.controllers.service_proxy.server_order.server_order import ServerOrder
+from kroute.controllers.ipvs.effective_weights.effective_weights import EffectiveWeights
+from kroute.controllers.ipvs.foreign_servers import ForeignServers
+from kroute.controllers.ipvs.schedulers import Schedulers
+from kroute.controllers.ipvs.server_order.placement import There, moves_in, without_moves
+from kroute.controllers.ipvs.server_order.server_order import ServerOrder
+from kroute.controllers.ipvs.table_look import TableLook
 from kroute.kernel.clients import SysctlClient
 from kroute.kernel.ipvs.client import (
     AddVirtualServer,

@@ -7,7 +7,7 @@ import msgspec
 
 from kroute.comparison.forwarding import method_of
 from kroute.comparison.virtual_servers import is_served_out, options_of, planned_key
-from kroute.controllers.service_proxy.server_order.placement import There, place, without_moves
+from kroute.controllers.ipvs.server_order.placement import There, place, without_moves
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.client import (
     AddRealServer,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kroute.controllers.service_proxy.looks import table_look
-from kroute.controllers.service_proxy.looks.table_look import LEAST_A_LOOK, LEAST_OF_IPV4, TableLook
+from kroute.controllers.ipvs import table_look
+from kroute.controllers.ipvs.table_look import LEAST_A_LOOK, LEAST_OF_IPV4, TableLook
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import (
     DIRECT_ROUTING,

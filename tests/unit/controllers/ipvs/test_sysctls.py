@@ -6,8 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.checks.node_checks import check_sysctls
-from kroute.controllers.service_proxy.sysctls import SYSCTLS as ROWS
-from kroute.controllers.service_proxy.sysctls import Circumstances
+from kroute.controllers.ipvs.sysctls import SYSCTLS as ROWS
+from kroute.controllers.ipvs.sysctls import Circumstances
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import IpvsTimeouts
 from tests.fakes.sysctl import FakeSysctls, disable_ipv6

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from kroute.controllers.ipvs.conntrack_sysctls import conntrack_rows, most_connections
 from kroute.controllers.service_proxy import controller
-from kroute.controllers.service_proxy.conntrack_sysctls import conntrack_rows, most_connections
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import ConntrackSettings
 from tests.fakes.kernel import FakeKernel

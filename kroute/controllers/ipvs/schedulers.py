@@ -5,7 +5,7 @@ the scheduler is missing, that costs a refused write and a modprobe. So kroute a
 at each look and resync while it is missing.
 """
 
-from kroute.controllers.service_proxy.ipvs_edits import with_scheduler
+from kroute.controllers.ipvs.edits import with_scheduler
 from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
 
 

@@ -1,1 +1,0 @@
-"""Finding out cheaply whether others have changed IPVS."""
