@@ -6,7 +6,7 @@ from kroute.firewall.protocol import Firewall
 from kroute.firewall.sets import Sets
 from kroute.kernel.ipvs.client import RealServerKey, VirtualServerState
 from kroute.kernel.ipvs.objects import TUNNEL
-from kroute.kernel.net.route_lookup import RouteLookup, Way
+from kroute.kernel.net.routes import RouteLookup, Way
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.addresses import family_of
 from kroute.model.plan import VirtualServerKey

@@ -11,7 +11,7 @@ from kroute.inspect.applied_state import AppliedState, read_applied_state
 from kroute.inspect.planned_state import PlannedState
 from kroute.inspect.snapshot import RealServerView
 from kroute.inspect.verdicts import Client, Verdict, judge
-from kroute.kernel.net.route_lookup import RouteLookup
+from kroute.kernel.net.routes import RouteLookup
 from kroute.kernel.node_kernel import open_kernel
 from kroute.model.addresses import Family, family_of, host_port
 from kroute.model.document import Document, View

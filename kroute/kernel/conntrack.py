@@ -1,27 +1,57 @@
-"""Reads and deletes UDP flows of the connection tracker (conntrack)."""
+"""Reads and deletes UDP flows of the connection tracker (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
+
+An answer holds two tuples: the original one has the addresses of the client's packets, the reply one those of the
+replies. So the reply tuple's source is the real server, and its destination is the client as the real server sees it.
+"""
 
 import asyncio
 import errno
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from kroute.kernel.conntrack_messages import (
-    Endpoint,
-    Flow,
-    PackedEndpoint,
-    encode_delete,
-    encode_dump,
-    pack_endpoint,
-    parse_flow,
-)
 from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.ipvs.objects import describe_endpoint
 from kroute.kernel.modules import kernel_version
 from kroute.kernel.netlink.client import NetlinkClient
+from kroute.kernel.netlink.message import (
+    NFNETLINK_HEADER,
+    NLM_F_DUMP,
+    address_family,
+    attribute,
+    attributes,
+    be16,
+    be32,
+    nested,
+    nfnetlink_message,
+    pack_address,
+    to_be16,
+    u8,
+    u32,
+    unpack_address,
+)
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
 
-__all__ = ["Conntrack", "DeleteFlow", "Endpoint", "Flow"]
+NFNL_SUBSYS_CTNETLINK = 1
+MSG_CT_GET, MSG_CT_DELETE = 1, 2
+
+CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_ID, CTA_ZONE, CTA_FILTER = 1, 2, 12, 18, 25
+CTA_TUPLE_IP, CTA_TUPLE_PROTO, CTA_TUPLE_ZONE = 1, 2, 3
+CTA_IP_V4_SRC, CTA_IP_V4_DST, CTA_IP_V6_SRC, CTA_IP_V6_DST = 1, 2, 3, 4
+CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
+CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS = 1, 2
+CTA_FILTER_IP_DST, CTA_FILTER_PROTO_NUM, CTA_FILTER_PROTO_DST_PORT = 1 << 1, 1 << 3, 1 << 5
+
+UDP = 17
+
+Endpoint: TypeAlias = tuple[str, int]
+"""Address and port."""
+
+PackedEndpoint: TypeAlias = tuple[bytes, bytes]
+"""Address and port as bytes, as in a packet."""
+
 
 MODULE = "nf_conntrack_netlink"
 WRITE_SLICE = 256
@@ -33,6 +63,30 @@ MOST_FILTERS = 8
 
 In the lab (Linux 7.3 and 6.1), with 20,000 flows to other destinations and 65,536 buckets: 3 to 5 ms, and 100 to 190.
 """
+
+
+class Flow(NamedTuple):
+    """One UDP entry of conntrack, with the fields that identify it.
+
+    `zone` is the zone of its replies; 0 is the default. `id` is the kernel's number for the entry, made of its place in
+    memory and its original tuple. A later entry with the same original tuple may get the same place, and so the same
+    id.
+    """
+
+    source: str
+    source_port: int
+    destination: str
+    destination_port: int
+    reply_source: str
+    reply_source_port: int
+    reply_destination: str
+    reply_destination_port: int
+    zone: int = 0
+    id: int = 0
+
+    def __str__(self) -> str:
+        client = describe_endpoint(self.source, self.source_port)
+        return f"UDP flow {client} > {describe_endpoint(self.destination, self.destination_port)}"
 
 
 class DeleteFlow(msgspec.Struct, frozen=True):
@@ -50,8 +104,7 @@ class Conntrack(NetlinkClient):
     The kernel loads its module at the first request, so a successful `open` does not show that it exists.
     """
 
-    def __init__(self) -> None:
-        super().__init__(NETLINK_NETFILTER)
+    protocol = NETLINK_NETFILTER
 
     async def udp_flows(self, family: int, destinations: Iterable[Endpoint]) -> list[Flow]:
         """The UDP flows of a family that clients have opened to these addresses and ports.
@@ -101,7 +154,7 @@ class Conntrack(NetlinkClient):
         return flows
 
     async def _dump(self, request: bytes, wanted: frozenset[PackedEndpoint]) -> list[Flow]:
-        return await self._netlink.request(request, lambda _, payload: parse_flow(payload, wanted))
+        return await self._netlink.request(request, lambda payload: parse_flow(payload, wanted))
 
 
 def _filters(family: int, wanted: Iterable[PackedEndpoint]) -> list[tuple[bytes, bytes]]:
@@ -115,3 +168,108 @@ def _filters(family: int, wanted: Iterable[PackedEndpoint]) -> list[tuple[bytes,
     for address, port in wanted:
         ports[address] = b"" if address in ports else port
     return list(ports.items())
+
+
+def encode_dump(family: int, address: bytes = b"", port: bytes = b"") -> bytes:
+    """The request for the UDP entries of a family: for all, or those with this original destination.
+
+    An empty `address` or `port` stands for any. The kernel walks its whole table in any case, but answers with what
+    matches only. Kernels before 5.8 ignore CTA_FILTER, and answer with the entries of all protocols. Many later ones
+    (6.1, 6.18) answer a request for an IPv6 address with the entries of all other addresses.
+    """
+    flags = CTA_FILTER_PROTO_NUM
+    by_address = by_port = b""
+    if address:
+        flags |= CTA_FILTER_IP_DST
+        kind = CTA_IP_V4_DST if family == socket.AF_INET else CTA_IP_V6_DST
+        by_address = nested(CTA_TUPLE_IP, attribute(kind, address))
+    if port:
+        flags |= CTA_FILTER_PROTO_DST_PORT
+        by_port = attribute(CTA_PROTO_DST_PORT, port)
+    return nfnetlink_message(
+        NFNL_SUBSYS_CTNETLINK,
+        MSG_CT_GET,
+        NLM_F_DUMP,
+        family,
+        nested(CTA_TUPLE_ORIG, by_address, nested(CTA_TUPLE_PROTO, u8(CTA_PROTO_NUM, UDP), by_port)),
+        nested(CTA_FILTER, u32(CTA_FILTER_ORIG_FLAGS, flags), u32(CTA_FILTER_REPLY_FLAGS, 0)),
+    )
+
+
+def encode_delete(flow: Flow) -> bytes:
+    """The message that deletes the flow.
+
+    It names the flow by its reply tuple. The same client may have made a new entry through another real server since
+    then: that has the same original tuple, and perhaps the same id, but another reply tuple. The message always holds a
+    tuple, because the kernel empties its whole table without one. It holds a zone only if that is not 0, because a
+    kernel built without zones refuses the attribute.
+    """
+    return nfnetlink_message(
+        NFNL_SUBSYS_CTNETLINK,
+        MSG_CT_DELETE,
+        0,
+        address_family(flow.source),
+        encode_tuple(CTA_TUPLE_REPLY, flow[4:6], flow[6:8]),
+        be16(CTA_ZONE, flow.zone) if flow.zone else b"",
+        be32(CTA_ID, flow.id),
+    )
+
+
+def encode_tuple(kind: int, source: Endpoint, destination: Endpoint, protocol: int = UDP) -> bytes:
+    """The tuple of one direction of a flow."""
+    is_ipv6 = ":" in source[0]
+    return nested(
+        kind,
+        nested(
+            CTA_TUPLE_IP,
+            attribute(CTA_IP_V6_SRC if is_ipv6 else CTA_IP_V4_SRC, pack_address(source[0])),
+            attribute(CTA_IP_V6_DST if is_ipv6 else CTA_IP_V4_DST, pack_address(destination[0])),
+        ),
+        nested(
+            CTA_TUPLE_PROTO,
+            u8(CTA_PROTO_NUM, protocol),
+            be16(CTA_PROTO_SRC_PORT, source[1]),
+            be16(CTA_PROTO_DST_PORT, destination[1]),
+        ),
+    )
+
+
+def pack_endpoint(endpoint: Endpoint) -> PackedEndpoint:
+    """The form of an endpoint in which `parse_flow` looks it up."""
+    address, port = endpoint
+    return pack_address(address), port.to_bytes(2, "big")
+
+
+def parse_flow(payload: bytes, destinations: Container[PackedEndpoint]) -> Flow | None:
+    """One answer to `encode_dump`; None if it is no UDP flow, or its original destination is not among `destinations`.
+
+    Flows to other destinations are dropped as early as possible: there may be 100,000 flows and one virtual server that
+    matters.
+    """
+    found = attributes(payload, NFNETLINK_HEADER.size)
+    original = attributes(found[CTA_TUPLE_ORIG])
+    ports = attributes(original[CTA_TUPLE_PROTO])
+    if ports[CTA_PROTO_NUM][0] != UDP:
+        return None
+    addresses = attributes(original[CTA_TUPLE_IP])
+    if (_destination(addresses), ports[CTA_PROTO_DST_PORT]) not in destinations:
+        return None
+    reply = attributes(found[CTA_TUPLE_REPLY])
+    # If an entry's zone applies to one direction only, it is in that direction's tuple.
+    zone = found.get(CTA_ZONE) or reply.get(CTA_TUPLE_ZONE)
+    return Flow(
+        *_endpoints(addresses, ports),
+        *_endpoints(attributes(reply[CTA_TUPLE_IP]), attributes(reply[CTA_TUPLE_PROTO])),
+        to_be16(zone) if zone else 0,
+        int.from_bytes(found[CTA_ID], "big"),
+    )
+
+
+def _endpoints(addresses: dict[int, bytes], ports: dict[int, bytes]) -> tuple[str, int, str, int]:
+    source = addresses.get(CTA_IP_V4_SRC) or addresses[CTA_IP_V6_SRC]
+    source_port, destination_port = to_be16(ports[CTA_PROTO_SRC_PORT]), to_be16(ports[CTA_PROTO_DST_PORT])
+    return unpack_address(source), source_port, unpack_address(_destination(addresses)), destination_port
+
+
+def _destination(addresses: dict[int, bytes]) -> bytes:
+    return addresses.get(CTA_IP_V4_DST) or addresses[CTA_IP_V6_DST]

@@ -2,10 +2,12 @@
 
 import os
 import struct
+from collections.abc import Awaitable
 from typing import Generic, TypeVar
 
 import msgspec
 
+Answer = TypeVar("Answer")
 Change = TypeVar("Change")
 
 IPSET_ERRORS = {
@@ -46,6 +48,16 @@ class KernelError(Exception):
     def __init__(self, sentence: str, *, errno: int | None = None) -> None:
         super().__init__(sentence)
         self.errno = errno
+
+
+async def none_if_refused(request: Awaitable[Answer], *numbers: int) -> Answer | None:
+    """What the request returns; None if the kernel refuses it with one of these error numbers."""
+    try:
+        return await request
+    except KernelError as error:
+        if error.errno not in numbers:
+            raise
+        return None
 
 
 class Failure(msgspec.Struct, Generic[Change], frozen=True):

@@ -32,7 +32,7 @@ from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.monitor import Monitor, OwnPorts
 from kroute.kernel.net.routes import Routes
-from kroute.kernel.netlink.statistics import NetlinkStatistics
+from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.kernel.sysctl import PROC_SYS, Sysctls
 
 if TYPE_CHECKING:

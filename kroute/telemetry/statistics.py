@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kroute.broadcaster import QueueStatistics
-from kroute.kernel.netlink.statistics import NetlinkStatistics
+from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.changes import LatencyStatistics, Measurement
 from kroute.telemetry.loop_watch import LoopStatistics, Round

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.ipset import AddEntry, Element, SetChange, SetDefinition
-from kroute.kernel.ipset_messages import encode_entry
+from kroute.kernel.ipset import AddEntry, Element, SetChange, SetDefinition, encode_entry
 from tests.fakes.client import FakeClient
 from tests.fakes.kernel import FakeSet
 

@@ -6,8 +6,15 @@ import struct
 import subprocess
 from contextlib import AsyncExitStack
 
-from kroute.kernel.conntrack import Conntrack, Flow
-from kroute.kernel.conntrack_messages import CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, UDP, conntrack_message, encode_tuple
+from kroute.kernel.conntrack import (
+    CTA_TUPLE_ORIG,
+    CTA_TUPLE_REPLY,
+    UDP,
+    Conntrack,
+    Flow,
+    conntrack_message,
+    encode_tuple,
+)
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.xtables import Xtables
 from kroute.kernel.ipvs.client import Ipvs

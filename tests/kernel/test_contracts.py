@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kroute.kernel.conntrack_messages import Flow, PackedEndpoint, encode_dump, pack_endpoint, parse_flow
+from kroute.kernel.conntrack import Flow, PackedEndpoint, encode_dump, pack_endpoint, parse_flow
 from kroute.kernel.ipset import SetDefinition
 from tests.kernel import contracts_conntrack, contracts_network, contracts_tables
 from tests.kernel.nodes import RealNode
@@ -65,7 +65,7 @@ class TestConntrack(contracts_conntrack.ConntrackContract):
         await node.add_flows(flow, other)
         both = {pack_endpoint(one[2:4]) for one in (flow, other)}
         request = encode_dump(socket.AF_INET6, pack_endpoint(flow[2:4])[0])
-        [answer] = await node.conntrack._netlink.request(request, lambda _, payload: parse_flow(payload, both))
+        [answer] = await node.conntrack._netlink.request(request, lambda payload: parse_flow(payload, both))
         assert answer[:4] == (flow if node.kernel_version >= IPV6_ADDRESS_FILTER else other)[:4]
 
 

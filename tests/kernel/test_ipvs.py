@@ -18,7 +18,7 @@ from kroute.kernel.ipvs.client import (
 from kroute.kernel.ipvs.outlines import parse_outline, parse_outline_key
 from kroute.kernel.modules import kernel_version
 from kroute.kernel.net.addresses import BindAddress
-from kroute.kernel.netlink.chunks import LEAST_MESSAGES
+from kroute.kernel.netlink.netlink_socket import LEAST_MESSAGES
 from tests.kernel.nodes import HANG, NODE_IP, RealNode, run
 
 KEY = (6, "10.0.0.1", 80)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from kroute.kernel.net import monitor as monitor_module
 from kroute.kernel.net.addresses import BindAddress, UnbindAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Monitor, Overrun, OwnPorts, RouteEvent
 from kroute.kernel.net.routes import SetLocalRoute
@@ -12,7 +11,7 @@ from tests.kernel.nodes import NODE_IP, RealNode, run
 async def test_lost_events_are_reported_once_and_older_ones_are_dropped(
     node: RealNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor_module, "RECEIVE_BUFFER", 4096)
+    monkeypatch.setattr(Monitor, "receive_buffer", 4096)
     async with node.monitor(only="d0") as monitor:
         await node.addresses.write("d0", [BindAddress(f"10.0.0.{number}") for number in range(1, 100)])
         events: list[Event | Overrun] = []

@@ -1,6 +1,6 @@
 """The route lookup returns the kernel's own answer."""
 
-from kroute.kernel.net.route_lookup import RouteLookup, Way
+from kroute.kernel.net.routes import RouteLookup, Way
 from tests.kernel.nodes import NODE_IP6, OTHER_NODE_IP6, RealNode, run
 
 

@@ -11,7 +11,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from kroute.kernel.ipset_messages import CMD_LIST, FLAG_LIST_SETNAME, encode_list_flags, parse_name, set_message
+from kroute.kernel.ipset import CMD_LIST, FLAG_LIST_SETNAME, encode_list_flags, parse_name, set_message
 from kroute.kernel.netlink.message import HEADER_SIZE, attributes, to_text
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
 from kroute.kernel.socket_options import ask

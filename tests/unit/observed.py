@@ -10,7 +10,7 @@ from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.histogram import Histogram
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Traffic, VirtualServerKey, VirtualServerState
-from kroute.kernel.netlink.statistics import NetlinkStatistics
+from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.planning.catalog import Catalog
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.settings import ListenAddress

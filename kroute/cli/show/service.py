@@ -21,7 +21,7 @@ from kroute.inspect.snapshot import Snapshot, TrafficCounts, VirtualServerRow
 from kroute.kernel.clients import IpvsClient
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.connections import Connection, read_connections
-from kroute.kernel.net.route_lookup import RouteLookup
+from kroute.kernel.net.routes import RouteLookup
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.addresses import host_port
 from kroute.model.document import Document, View

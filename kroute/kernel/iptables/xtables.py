@@ -6,24 +6,30 @@ global state. So each client calls it in its own thread, one call at a time (`_L
 
 import asyncio
 import errno
+import fcntl
 import importlib
+import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from kroute.kernel.digest import Digest
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Ipset
-from kroute.kernel.iptables.lock import xtables_lock
 from kroute.kernel.iptables.rule import parse_rule, set_names
 from kroute.kernel.modules import kernel_version
 
 if TYPE_CHECKING:
     from kroute.kernel.iptables.table import OpenTable
+
+
+POLL_INTERVAL = 0.02
+"""Seconds between two attempts. flock has no timeout, so the xtables thread polls."""
 
 LOCK_PATH = Path("/run/xtables.lock")
 LOCK_TIMEOUT = 5.0
@@ -269,3 +275,32 @@ def _remove(table: "OpenTable", prefix: str) -> list[str]:
         removed.append(f"chain {name}")
     table.commit()
     return removed
+
+
+@contextmanager
+def xtables_lock(path: Path, timeout: float) -> Iterator[None]:
+    """Hold the lock. Raises KernelError EAGAIN when another program holds it for longer than `timeout` seconds."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        sentence = f"cannot open the xtables lock {path}: {error.strerror}; mount the host's file there"
+        raise KernelError(sentence, errno=error.errno) from error
+    try:
+        _acquire(descriptor, path, timeout)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, path: Path, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                sentence = f"another program holds the xtables lock {path} for more than {timeout:g} s; trying later"
+                raise KernelError(sentence, errno=errno.EAGAIN) from None
+            time.sleep(POLL_INTERVAL)
+        else:
+            return

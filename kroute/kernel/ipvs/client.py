@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from kroute.kernel import modules
-from kroute.kernel.errors import Failure, KernelError, describe_errno
+from kroute.kernel.errors import Failure, KernelError, describe_errno, none_if_refused
 from kroute.kernel.ipvs.messages import (
     FAMILY_NAME,
     encode_change,
@@ -104,8 +104,10 @@ class Ipvs(NetlinkClient):
     has another number, without which the kernel would answer every request with ENOENT.
     """
 
+    protocol = NETLINK_GENERIC
+
     def __init__(self) -> None:
-        super().__init__(NETLINK_GENERIC)
+        super().__init__()
         self._family = 0
         self._outlines = OutlineReader()
 
@@ -167,15 +169,8 @@ class Ipvs(NetlinkClient):
         """The options of those of these virtual servers that exist: one request each."""
         found: OptionsByServer = {}
         for key in keys:
-            try:
-                answers = await self._ask(
-                    partial(encode_query, key=key), lambda _, payload: parse_virtual_server(payload)
-                )
-            except KernelError as error:
-                if error.errno != errno.ESRCH:
-                    raise
-            else:
-                found.update(answers)
+            asked = self._ask(partial(encode_query, key=key), parse_virtual_server)
+            found.update(await none_if_refused(asked, errno.ESRCH) or ())
         return found
 
     async def outlines(self) -> Outlines:
@@ -184,13 +179,13 @@ class Ipvs(NetlinkClient):
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
         """The traffic of each virtual server but those of firewall marks: one dump."""
-        return dict(await self._ask(encode_dump, lambda _, payload: parse_traffic(payload)))
+        return dict(await self._ask(encode_dump, parse_traffic))
 
     async def real_server_traffic(self, keys: Sequence[VirtualServerKey]) -> TrafficByServer:
         """The traffic of these virtual servers' real servers, without those whose answers bypass this machine."""
         found = {}
         for key in keys:
-            answers = self._ask(partial(encode_real_server_dump, key=key), partial(_parse_real_server_traffic, key))
+            answers = self._ask(partial(encode_real_server_dump, key=key), partial(parse_real_server_traffic, key=key))
             found[key] = dict(await answers)
         return found
 
@@ -214,12 +209,12 @@ class Ipvs(NetlinkClient):
 
     async def _real_servers_of(self, key: VirtualServerKey) -> dict[RealServerKey, RealServerState]:
         query = partial(encode_real_server_dump, key=key)
-        found = dict(await self._ask(query, partial(_parse_real_server, key)))
+        found = dict(await self._ask(query, partial(parse_real_server, key=key)))
         await asyncio.sleep(0)
         return found
 
     async def _read_options(self) -> dict[VirtualServerKey, VirtualServerOptions]:
-        return dict(await self._ask(encode_dump, lambda _, payload: parse_virtual_server(payload)))
+        return dict(await self._ask(encode_dump, parse_virtual_server))
 
     async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
         """Set the connection timeouts, in seconds; for 0 the kernel keeps its own. Raises KernelError."""
@@ -229,11 +224,11 @@ class Ipvs(NetlinkClient):
 
     async def timeouts(self) -> tuple[int, int, int]:
         """The connection timeouts in seconds: tcp, tcpfin, udp."""
-        return only(await self._ask(encode_timeouts_query, lambda _, payload: parse_timeouts(payload)))
+        return only(await self._ask(encode_timeouts_query, parse_timeouts))
 
     async def sync_daemons(self) -> set[SyncDaemon]:
         """The connection synchronization daemons that are running: at most one of each role."""
-        return set(await self._ask(encode_daemon_dump, lambda _, payload: parse_daemon(payload)))
+        return set(await self._ask(encode_daemon_dump, parse_daemon))
 
     async def start_sync_daemon(self, daemon: SyncDaemon) -> None:
         """Start a daemon. Raises KernelError: EEXIST if one of its role is running, ENODEV without its interface."""
@@ -246,7 +241,7 @@ class Ipvs(NetlinkClient):
             if number != errno.ESRCH:
                 raise KernelError(f"cannot stop the {daemon}: {describe_errno(number)}; trying later", errno=number)
 
-    async def _ask(self, encode: Callable[[int], bytes], parse: Callable[[int, bytes], Parsed | None]) -> list[Parsed]:
+    async def _ask(self, encode: Callable[[int], bytes], parse: Callable[[bytes], Parsed | None]) -> list[Parsed]:
         """The answers to a request, which `encode` makes for the family's number."""
         try:
             return await self._netlink.request(encode(self._family), parse)
@@ -279,13 +274,3 @@ def _encode_changes(changes: Sequence[IpvsChange], family: int) -> list[bytes]:
 
 def _table_exists() -> bool:
     return TABLE.exists()
-
-
-def _parse_real_server(key: VirtualServerKey, _kind: int, payload: bytes) -> tuple[RealServerKey, RealServerState]:
-    return parse_real_server(payload, key)
-
-
-def _parse_real_server_traffic(
-    key: VirtualServerKey, _kind: int, payload: bytes
-) -> tuple[RealServerKey, RealServerTraffic] | None:
-    return parse_real_server_traffic(payload, key)

@@ -33,13 +33,12 @@ class DeleteMarkServer(NamedTuple):
 class IpvsMarks(NetlinkClient):
     """The virtual servers of firewall marks in the calling process's network namespace."""
 
-    def __init__(self) -> None:
-        super().__init__(NETLINK_GENERIC)
+    protocol = NETLINK_GENERIC
 
     async def read(self) -> list[tuple[int, int]]:
         """The address family and mark of each, sorted. Raises KernelError if ip_vs is not loaded."""
         query = encode_dump(await find_family(self._netlink, FAMILY_NAME))
-        return sorted(await self._netlink.request(query, lambda _, payload: _parse(payload)))
+        return sorted(await self._netlink.request(query, _parse))
 
     async def delete(self, deletions: Iterable[DeleteMarkServer]) -> list[Failure[DeleteMarkServer]]:
         """Delete virtual servers. One that no longer exists is no failure."""

@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.digest import Digest
-from kroute.kernel.errors import UNINTELLIGIBLE, Failure, KernelError
-from kroute.kernel.net.address_arrivals import AddressArrivals
+from kroute.kernel.errors import UNINTELLIGIBLE, Failure, none_if_refused
 from kroute.kernel.net.routes import delete_kernel_route
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
@@ -21,6 +20,7 @@ from kroute.kernel.netlink.message import (
     address_family,
     attribute,
     attributes,
+    iterate_messages,
     message,
     pack_address,
     to_u32,
@@ -30,6 +30,7 @@ from kroute.kernel.netlink.message import (
 from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
 from kroute.kernel.netlink.rtnetlink import (
     ADDRESS_HEADER,
+    GROUP_IPV6_ADDRESS,
     IFA_ADDRESS,
     IFA_CACHEINFO,
     IFA_FLAGS,
@@ -127,11 +128,42 @@ class RenewAddress(NamedTuple):
 AddressChange: TypeAlias = BindAddress | RenewAddress | UnbindAddress
 
 
+class AddressArrivals(NetlinkClient):
+    """The IPv6 addresses that the kernel adds to one interface or deletes from it, from `async with` on.
+
+    The kernel answers RTM_NEWADDR of an IPv6 address before it has finished. It adds its route to the address later,
+    from a work queue (addrconf_dad_work in net/ipv6/addrconf.c, even without duplicate address detection). It does so
+    right after the notification of the address, under the same rtnl lock. So a request about the route that is sent
+    after the notification finds the route.
+    """
+
+    protocol = NETLINK_ROUTE
+    receive_buffer = 8 * 1024 * 1024
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self._index = index
+
+    async def open(self) -> None:
+        await self._netlink.open([GROUP_IPV6_ADDRESS])
+
+    async def next(self) -> set[str]:
+        """Wait for addresses, and return all that wait. Raises OSError ENOBUFS when the kernel dropped some."""
+        arrived: set[str] = set()
+        datagram: bytes | None = await self._netlink.receive()
+        while datagram is not None:
+            for kind, _flags, _sequence, payload in iterate_messages(datagram):
+                if kind in {RTM_NEWADDR, RTM_DELADDR} and ADDRESS_HEADER.unpack_from(payload)[4] == self._index:
+                    found = attributes(payload, ADDRESS_HEADER.size)
+                    arrived.add(unpack_address(found.get(IFA_LOCAL) or found[IFA_ADDRESS]))
+            datagram = self._netlink.receive_now()
+        return arrived
+
+
 class Addresses(NetlinkClient):
     """The addresses of the calling process's network namespace."""
 
-    def __init__(self) -> None:
-        super().__init__(NETLINK_ROUTE)
+    protocol = NETLINK_ROUTE
 
     async def read(self, interface: str) -> set[str]:
         """The addresses on the interface, in canonical text; none if it does not exist.
@@ -141,25 +173,17 @@ class Addresses(NetlinkClient):
         index = interface_index(interface)
         if index is None:
             return set()
-        try:
-            return {it.address for it in await self._dump(index) if ":" not in it.address or it.scope != "link"}
-        except KernelError as error:
-            if error.errno == errno.ENODEV:
-                return set()  # the interface was deleted meanwhile
-            raise
+        # ENODEV: the interface was deleted meanwhile
+        found = await none_if_refused(self._dump(index), errno.ENODEV) or ()
+        return {bound.address for bound in found if ":" not in bound.address or bound.scope != "link"}
 
     async def digest(self, interface: str) -> Digest | None:
         """A digest of the addresses on the interface, with their number; None if it does not exist."""
         index = interface_index(interface)
         if index is None:
             return None
-        try:
-            found = await self._digest(_dump_of(index))
-        except KernelError as error:
-            if error.errno == errno.ENODEV:
-                return None
-            raise
-        return Digest(found.checksum, (found.messages,))
+        found = await none_if_refused(self._digest(_dump_of(index)), errno.ENODEV)
+        return Digest(found.checksum, (found.messages,)) if found is not None else None
 
     async def of_node(self, leave_out: Collection[str] = ()) -> list[InterfaceAddress]:
         """All addresses of all interfaces but those to `leave_out`: one may have 10,000 VIPs."""
@@ -209,7 +233,7 @@ class Addresses(NetlinkClient):
 
     async def _dump(self, index: int, leave_out: Collection[str] = ()) -> list[InterfaceAddress]:
         names = {number: name for number, name in socket.if_nameindex() if name not in leave_out}
-        found = await self._netlink.request(_dump_of(index), lambda _, payload: parse_address(payload, names))
+        found = await self._netlink.request(_dump_of(index), lambda payload: parse_address(payload, names))
         return [address for address in found if not index or address.interface == names.get(index)]
 
 

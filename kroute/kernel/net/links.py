@@ -5,7 +5,7 @@ import socket
 
 import msgspec
 
-from kroute.kernel.errors import KernelError, describe_errno
+from kroute.kernel.errors import KernelError, describe_errno, none_if_refused
 from kroute.kernel.netlink.client import NetlinkClient, only
 from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_EXCL, attributes, message, nested, text, to_text, u8
 from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
@@ -49,8 +49,7 @@ class LinkState(msgspec.Struct, frozen=True):
 class Links(NetlinkClient):
     """The links of the calling process's network namespace."""
 
-    def __init__(self) -> None:
-        super().__init__(NETLINK_ROUTE)
+    protocol = NETLINK_ROUTE
 
     async def index(self, name: str) -> int | None:
         """The link's index; None if no link has that name."""
@@ -63,12 +62,8 @@ class Links(NetlinkClient):
     async def read(self, name: str) -> LinkState | None:
         """The link's state; None if no link has that name."""
         query = message(RTM_GETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, 0, 0, 0) + text(IFLA_IFNAME, name))
-        try:
-            return only(await self._netlink.request(query, lambda _, payload: _parse_link(payload)))
-        except KernelError as error:
-            if error.errno == errno.ENODEV:
-                return None
-            raise
+        found = await none_if_refused(self._netlink.request(query, _parse_link), errno.ENODEV)
+        return only(found) if found is not None else None
 
     async def is_right(self, name: str) -> bool:
         """Whether the link exists and is as `create_dummy` makes it."""

@@ -44,8 +44,6 @@ from kroute.kernel.netlink.socket_filter import (
     Instruction,
 )
 
-RECEIVE_BUFFER = 32 * 1024 * 1024
-"""The most bytes of kernel memory for waiting events: 20,000 events, which the kernel counts as about 1 KiB each."""
 DATAGRAMS_A_TURN = 500
 """How many more datagrams (one event each) `next` takes before other tasks run."""
 ROUTE_TABLE_OFFSET = 4
@@ -114,6 +112,10 @@ class Monitor(NetlinkClient):
     changed, where the event says so (not of IPv6 addresses), before anybody is woken for it.
     """
 
+    protocol = NETLINK_ROUTE
+    receive_buffer = 32 * 1024 * 1024
+    """Kernel memory for 20,000 waiting events: the kernel counts each as about 1 KiB."""
+
     def __init__(
         self,
         *,
@@ -124,7 +126,7 @@ class Monitor(NetlinkClient):
         routes: bool = True,
         own: OwnPorts | None = None,
     ) -> None:
-        super().__init__(NETLINK_ROUTE, receive_buffer=RECEIVE_BUFFER)
+        super().__init__()
         self._other_addresses = other_addresses
         self._only = only_interface
         self._except = except_interface

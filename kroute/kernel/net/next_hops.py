@@ -8,9 +8,9 @@ import errno
 import socket
 import struct
 from collections.abc import Iterator
-from typing import Self
 
 from kroute.kernel.errors import KernelError
+from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
     HEADER,
     NLM_F_DUMP,
@@ -34,7 +34,6 @@ from kroute.kernel.netlink.rtnetlink import (
 )
 from kroute.kernel.netlink.socket_filter import JUMP_IF_EQUAL, LOAD_BYTE, RETURN, Instruction
 
-RECEIVE_BUFFER = 1 << 20
 _TABLE_AT, _PROTOCOL_AT = HEADER.size + 4, HEADER.size + 5
 WITHOUT_THE_KERNELS = (
     Instruction(LOAD_BYTE, 0, 0, _TABLE_AT),
@@ -51,28 +50,23 @@ _NEXT_HOP = struct.Struct("=HBBi")
 _VIA_FAMILY = struct.Struct("=H")
 
 
-class NextHops:
+class NextHops(NetlinkClient):
     """The next hops of the calling process's network namespace, in all tables."""
 
+    protocol = NETLINK_ROUTE
+
     def __init__(self) -> None:
-        self._queries = NetlinkSocket(NETLINK_ROUTE)
-        self._events = NetlinkSocket(NETLINK_ROUTE, receive_buffer=RECEIVE_BUFFER)
+        super().__init__()
+        self._events = NetlinkSocket(NETLINK_ROUTE)
 
     async def open(self) -> None:
         """Subscribe; what changes from now on is not missed."""
         await self._events.open([GROUP_IPV4_ROUTE, GROUP_IPV6_ROUTE], WITHOUT_THE_KERNELS)
-        await self._queries.open()
+        await super().open()
 
     async def close(self) -> None:
         await self._events.close()
-        await self._queries.close()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await super().close()
 
     async def read(self) -> frozenset[str]:
         """The next hops as they are now.
@@ -83,7 +77,7 @@ class NextHops:
         found: set[str] = set()
         for family in (socket.AF_INET, socket.AF_INET6):
             query = message(RTM_GETROUTE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, RTN_UNICAST, 0))
-            await self._queries.request(query, lambda _, payload: found.update(parse_next_hops(payload)))
+            await self._netlink.request(query, lambda payload: found.update(parse_next_hops(payload)))
         return frozenset(found)
 
     async def changed(self) -> None:

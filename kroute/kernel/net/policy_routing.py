@@ -5,11 +5,10 @@ A deletion repeats every attribute of the dump, so the kernel deletes exactly th
 
 import errno
 import socket
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.errors import Failure, none_if_refused
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import NLM_F_DUMP, attributes, message, to_u32, unpack_address
 from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
@@ -67,16 +66,16 @@ class TableRoute(NamedTuple):
 class PolicyRouting(NetlinkClient):
     """The rules and routes of the calling process's network namespace."""
 
-    def __init__(self) -> None:
-        super().__init__(NETLINK_ROUTE)
+    protocol = NETLINK_ROUTE
 
     async def rules(self) -> list[PolicyRule]:
         """All rules of both families."""
         found: list[PolicyRule] = []
         for family in FAMILIES:
             query = message(RTM_GETRULE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
-            with _without_ipv6(family):
-                found += await self._netlink.request(query, lambda _, payload: _parse_rule(payload))
+            # a kernel without IPv6 refuses to list its rules
+            lacks_family = (errno.EAFNOSUPPORT,) if family == socket.AF_INET6 else ()
+            found += await none_if_refused(self._netlink.request(query, _parse_rule), *lacks_family) or ()
         return [rule for family in FAMILIES for rule in found if rule.family == family]
 
     async def routes(self, tables: Collection[int]) -> list[TableRoute]:
@@ -84,7 +83,7 @@ class PolicyRouting(NetlinkClient):
         found: list[TableRoute] = []
         for family in FAMILIES:
             query = message(RTM_GETROUTE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
-            routes = await self._netlink.request(query, lambda _, payload: _parse_route(payload, names))
+            routes = await self._netlink.request(query, lambda payload: _parse_route(payload, names))
             found += [route for route in routes if route.family == family and route.table in tables]
         return found
 
@@ -95,16 +94,6 @@ class PolicyRouting(NetlinkClient):
         return [
             Failure(things[at], number) for at, number in refused.items() if number not in {errno.ESRCH, errno.ENOENT}
         ]
-
-
-@contextmanager
-def _without_ipv6(family: int) -> Iterator[None]:
-    """Ignore that a kernel without IPv6 refuses to list its rules."""
-    try:
-        yield
-    except KernelError as error:
-        if family != socket.AF_INET6 or error.errno != errno.EAFNOSUPPORT:
-            raise
 
 
 def _parse_rule(payload: bytes) -> PolicyRule:

@@ -1,6 +1,6 @@
-"""Routes of table local, which say what source address the node itself uses towards a VIP.
+"""Routes of table local, which say what source address the node itself uses towards a VIP; and look-ups of any route.
 
-What the kernel does with them, measured on Linux 6.1 (tests/kernel/contracts_network.py, test_routes.py):
+What the kernel does with table local, measured on Linux 6.1 (tests/kernel/contracts_network.py, test_routes.py):
 - IPv4: routes to one address form a list, of which the first wins. A route that was added before the address stays
   first. With an address the kernel deletes its own route (source = the address), but not ours. When an interface loses
   its last IPv4 address, the kernel deletes all its IPv4 routes and sends no event. `replace` changes the first route,
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.digest import Digest
-from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.errors import Failure, KernelError, none_if_refused
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
     NLM_F_CREATE,
@@ -98,8 +98,7 @@ RouteChange: TypeAlias = SetLocalRoute | DeleteLocalRoute
 class Routes(NetlinkClient):
     """Table local of the calling process's network namespace."""
 
-    def __init__(self) -> None:
-        super().__init__(NETLINK_ROUTE)
+    protocol = NETLINK_ROUTE
 
     async def read(self, interface: str) -> dict[str, list[LocalRoute]]:
         """The routes on the interface by address, in the kernel's order. The first of an IPv4 address wins."""
@@ -118,12 +117,9 @@ class Routes(NetlinkClient):
         for family in (socket.AF_INET, socket.AF_INET6):
             of_family = [source for source in sources if address_family(source) == family]
             searched = [attribute(RTA_PREFSRC, pack_address(source)) for source in of_family]
-            try:
-                found = await self._digest(_dump_of(family, index), searched)
-            except KernelError as error:
-                if error.errno == errno.ENODEV:
-                    return None
-                raise
+            found = await none_if_refused(self._digest(_dump_of(family, index), searched), errno.ENODEV)
+            if found is None:
+                return None
             checksums.append(found.checksum)
             counts |= zip(of_family, found.counts, strict=True)
         return Digest(hash(tuple(checksums)), tuple(counts[source] for source in sources))
@@ -172,12 +168,9 @@ class Routes(NetlinkClient):
     async def _read(self, index: int) -> dict[str, list[LocalRoute]]:
         routes: dict[str, list[LocalRoute]] = {}
         for family in (socket.AF_INET, socket.AF_INET6):
-            try:
-                found = await self._netlink.request(_dump_of(family, index), lambda _, payload: parse_route(payload))
-            except KernelError as error:
-                if error.errno == errno.ENODEV:
-                    return {}  # the interface was deleted meanwhile
-                raise
+            request = self._netlink.request(_dump_of(family, index), parse_route)
+            if (found := await none_if_refused(request, errno.ENODEV)) is None:
+                return {}  # the interface was deleted meanwhile
             for on_interface, route in found:
                 # a kernel without IPv6 answers the second query with the IPv4 routes again
                 if on_interface == index and address_family(route.address) == family:
@@ -255,3 +248,38 @@ def _encode_route(
     if source is not None:
         tail += attribute(RTA_PREFSRC, pack_address(source))
     return header + attribute(RTA_DST, packed) + u32(RTA_OIF, index) + tail
+
+
+class Way(NamedTuple):
+    """A route. `is_local`: it delivers to this node. `source`: the source address that the kernel chooses for it."""
+
+    is_local: bool
+    interface: str
+    source: str | None
+
+
+class RouteLookup(NetlinkClient):
+    """Looks up the route of a packet that this node sends, as `ip route get` does."""
+
+    protocol = NETLINK_ROUTE
+
+    async def towards(self, address: str) -> Way | None:
+        """The route to an address; None if no packet can go there."""
+        packed = pack_address(address)
+        header = ROUTE_HEADER.pack(address_family(address), len(packed) * 8, 0, 0, 0, 0, 0, 0, 0)
+        query = message(RTM_GETROUTE, 0, header + attribute(RTA_DST, packed))
+        try:
+            found = await self._netlink.request(query, _parse_way)
+        except KernelError as error:
+            if error.errno is None:
+                raise
+            return None  # unreachable, prohibited, or no such family
+        return found[0] if found else None
+
+
+def _parse_way(payload: bytes) -> Way:
+    kind = ROUTE_HEADER.unpack_from(payload)[7]
+    found = attributes(payload, ROUTE_HEADER.size)
+    index = to_u32(found[RTA_OIF]) if RTA_OIF in found else 0
+    source = unpack_address(found[RTA_PREFSRC]) if RTA_PREFSRC in found else None
+    return Way(kind == RTN_LOCAL, dict(socket.if_nameindex()).get(index, ""), source)

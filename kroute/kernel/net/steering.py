@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kroute.kernel.errors import Failure, KernelError, describe_errno
+from kroute.kernel.errors import Failure, KernelError, describe_errno, none_if_refused
 from kroute.kernel.net.policy_routing import (
     FAMILIES,
     FR_ACT_TO_TBL,
@@ -74,8 +74,7 @@ class Steer(NamedTuple):
 class Steering(NetlinkClient):
     """The table of the calling process's network namespace."""
 
-    def __init__(self) -> None:
-        super().__init__(NETLINK_ROUTE)
+    protocol = NETLINK_ROUTE
 
     async def read(self) -> set[str]:
         """The addresses in the table. The kernel lists no other table, which may have all routes of the internet."""
@@ -83,11 +82,8 @@ class Steering(NetlinkClient):
         for family in FAMILIES:
             header = ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
             query = message(RTM_GETROUTE, NLM_F_DUMP, header + u32(RTA_TABLE, TABLE))
-            try:
-                found += await self._netlink.request(query, lambda _, it: _parse_route(it))
-            except KernelError as error:
-                if error.errno != errno.ENOENT:  # there is no such table before its first route
-                    raise
+            # ENOENT: there is no such table before its first route
+            found += await none_if_refused(self._netlink.request(query, _parse_route), errno.ENOENT) or ()
         return set(found)
 
     async def has_rules(self, mark: int) -> bool:
@@ -134,12 +130,8 @@ class Steering(NetlinkClient):
     async def _rules(self, family: int) -> list[bytes] | None:
         """The rules of a family that are ours; None if the kernel is without that family."""
         query = message(RTM_GETRULE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
-        try:
-            return await self._netlink.request(query, lambda _, it: _parse_rule(it))
-        except KernelError as error:
-            if family == socket.AF_INET6 and error.errno in {errno.EAFNOSUPPORT, errno.EOPNOTSUPP}:
-                return None
-            raise
+        lacks_family = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP) if family == socket.AF_INET6 else ()
+        return await none_if_refused(self._netlink.request(query, _parse_rule), *lacks_family)
 
 
 def _rule(family: int, mark: int) -> bytes:

@@ -2,12 +2,11 @@
 
 import errno
 from collections.abc import Sequence
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.netlink.digest_socket import DigestSocket, DumpDigest
-from kroute.kernel.netlink.netlink_socket import RECEIVE_BUFFER, NetlinkSocket
-from kroute.kernel.netlink.statistics import NetlinkStatistics
+from kroute.kernel.netlink.netlink_socket import RECEIVE_BUFFER, NetlinkSocket, NetlinkStatistics
 
 Parsed = TypeVar("Parsed")
 
@@ -15,9 +14,11 @@ Parsed = TypeVar("Parsed")
 class NetlinkClient:
     """The base of clients with one netlink socket: call `open` and `close`, or use `async with`."""
 
-    def __init__(self, protocol: int, *, receive_buffer: int = RECEIVE_BUFFER) -> None:
-        self._netlink = NetlinkSocket(protocol, receive_buffer=receive_buffer)
-        self._protocol = protocol
+    protocol: ClassVar[int]
+    receive_buffer: ClassVar[int] = RECEIVE_BUFFER
+
+    def __init__(self) -> None:
+        self._netlink = NetlinkSocket(self.protocol, receive_buffer=self.receive_buffer)
         self._digests: DigestSocket | None = None
 
     @property
@@ -40,7 +41,7 @@ class NetlinkClient:
 
     async def _digest(self, request: bytes, count: Sequence[bytes] = ()) -> DumpDigest:
         """The digest of a dump, by a socket of its own, which the first call opens. Raises KernelError."""
-        self._digests = self._digests or DigestSocket(self._protocol)
+        self._digests = self._digests or DigestSocket(self.protocol)
         return await self._digests.digest(request, count)
 
     async def __aenter__(self) -> Self:

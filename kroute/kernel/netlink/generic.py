@@ -30,5 +30,5 @@ async def find_family(netlink: NetlinkSocket, name: str) -> int:
         raise KernelError(sentence, errno=error.errno) from error
 
 
-def _parse_family(_kind: int, payload: bytes) -> int:
+def _parse_family(payload: bytes) -> int:
     return to_u16(attributes(payload, GENERIC_HEADER.size)[CTRL_ATTR_FAMILY_ID])

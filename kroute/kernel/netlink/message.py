@@ -30,12 +30,21 @@ _U32 = struct.Struct("=I")
 _I32 = struct.Struct("=i")
 _U64 = struct.Struct("=Q")
 _BE16 = struct.Struct("!H")
+_BE32 = struct.Struct("!I")
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
+
+NFNETLINK_HEADER = struct.Struct("!BBH")
+"""family, version, resource id: begins the payload of every message of nfnetlink (linux/netfilter/nfnetlink.h)."""
 
 
 def message(kind: int, flags: int, payload: bytes) -> bytes:
     """A request with sequence number 0; `NetlinkSocket` fills in the number."""
     return HEADER.pack(HEADER_SIZE + len(payload), kind, NLM_F_REQUEST | flags, 0, 0) + payload
+
+
+def nfnetlink_message(subsystem: int, command: int, flags: int, family: int, *attributes: bytes) -> bytes:
+    """A request to a subsystem of nfnetlink."""
+    return message(subsystem << 8 | command, flags, NFNETLINK_HEADER.pack(family, 0, 0) + b"".join(attributes))
 
 
 def iterate_messages(datagram: bytes) -> Iterator[tuple[int, int, int, bytes]]:
@@ -81,6 +90,11 @@ def be16(kind: int, value: int) -> bytes:
     return attribute(kind, _BE16.pack(value))
 
 
+def be32(kind: int, value: int) -> bytes:
+    """An attribute that holds a 32-bit number in network byte order."""
+    return attribute(kind, _BE32.pack(value))
+
+
 def text(kind: int, value: str) -> bytes:
     """An attribute that holds a NUL-terminated string."""
     return attribute(kind, os.fsencode(value) + b"\0")
@@ -109,6 +123,11 @@ def to_i32(payload: bytes) -> int:
 def to_be16(payload: bytes) -> int:
     """Read what `be16` wrote."""
     return int(_BE16.unpack(payload)[0])
+
+
+def to_be32(payload: bytes) -> int:
+    """Read what `be32` wrote."""
+    return int(_BE32.unpack(payload)[0])
 
 
 def to_text(payload: bytes) -> str:

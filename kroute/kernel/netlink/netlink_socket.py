@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from kroute.kernel.errors import UNINTELLIGIBLE, KernelError, describe_errno
-from kroute.kernel.netlink.chunks import CHUNK_MESSAGES, end_of_chunk, next_chunk
 from kroute.kernel.netlink.message import (
     HEADER,
     NLM_F_ACK,
@@ -29,7 +30,15 @@ from kroute.kernel.netlink.message import (
     to_i32,
 )
 from kroute.kernel.netlink.socket_filter import Instruction, attach
-from kroute.kernel.netlink.statistics import NetlinkStatistics
+
+CHUNK_MESSAGES = 128
+"""The most messages of a chunk. The kernel needs 20 us or more for a message."""
+LEAST_MESSAGES = 16
+"""The fewest messages of a chunk. When everything is slow because the machine is busy, tiny chunks would add load."""
+CHUNK_SECONDS = 0.008
+"""How long one chunk should take. After a chunk that took longer, the next one is smaller."""
+CHUNK_BYTES = 48 * 1024
+"""The most bytes of a chunk, far below a send buffer's size (net.core.wmem_default is 208 KiB)."""
 
 Parsed = TypeVar("Parsed")
 
@@ -55,6 +64,22 @@ DUMP_ATTEMPTS = 10
 FLAGS_OFFSET = 6
 SEQUENCE_OFFSET = 8
 _SEQUENCE = struct.Struct("=I")
+
+
+class NetlinkStatistics(msgspec.Struct):
+    """What one socket has sent so far.
+
+    `transactions` counts the chunks that `transact` has sent, and `seconds` how long they took. `first` is when the
+    first one began, and `last` when the last one ended, on the monotonic clock.
+    """
+
+    messages: int = 0
+    bytes: int = 0
+    sends: int = 0
+    transactions: int = 0
+    seconds: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
 
 
 class NetlinkSocket:
@@ -133,8 +158,8 @@ class NetlinkSocket:
                 start = end
         return refused
 
-    async def request(self, message: bytes, parse: Callable[[int, bytes], Parsed | None]) -> list[Parsed]:
-        """Send one request and return its parsed answers. `parse` gets (message type, payload); None omits an answer.
+    async def request(self, message: bytes, parse: Callable[[bytes], Parsed | None]) -> list[Parsed]:
+        """Send one request and return its parsed answers. `parse` gets the payload; None omits an answer.
 
         A dump that the kernel reports as interrupted by a change (NLM_F_DUMP_INTR) is repeated. Raises KernelError: the
         kernel's errno when it refuses, EBADMSG when an answer cannot be parsed, EINTR after DUMP_ATTEMPTS dumps.
@@ -241,9 +266,7 @@ class NetlinkSocket:
                 if index == count - 1:
                     return errors
 
-    async def _collect_answers(
-        self, sequence: int, parse: Callable[[int, bytes], Parsed | None]
-    ) -> list[Parsed] | None:
+    async def _collect_answers(self, sequence: int, parse: Callable[[bytes], Parsed | None]) -> list[Parsed] | None:
         """All answers; None if a change interrupted the dump."""
         answers: list[Parsed] = []
         interrupted = False
@@ -258,7 +281,7 @@ class NetlinkSocket:
                         raise KernelError(f"the kernel refused a request: {describe_errno(number)}", errno=number)
                     return None if interrupted else answers
                 try:
-                    answer = parse(kind, payload)
+                    answer = parse(payload)
                 except UNINTELLIGIBLE as error:
                     sentence = f"an answer of the kernel (type {kind}) cannot be understood; reading the state again"
                     raise KernelError(sentence, errno=errno.EBADMSG) from error
@@ -296,3 +319,22 @@ def _enlarge_receive_buffer(netlink: socket.socket, size: int) -> None:
         netlink.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, size)
     except PermissionError:
         netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
+
+def end_of_chunk(messages: Sequence[bytes], start: int, most: int) -> int:
+    """The end of the chunk that begins at `start`: `most` messages and CHUNK_BYTES at most, one message at least."""
+    size = 0
+    end = min(start + most, len(messages))
+    if sum(map(len, messages[start:end])) <= CHUNK_BYTES:
+        return end
+    for index in range(start, end):
+        size += len(messages[index])
+        if size > CHUNK_BYTES and index > start:
+            return index
+    return end
+
+
+def next_chunk(size: int, messages: int, seconds: float) -> int:
+    """The limit of the next chunk, after one with the limit `size` whose `messages` messages took `seconds`."""
+    fitting = int(messages * CHUNK_SECONDS / seconds) if seconds > 0 else CHUNK_MESSAGES
+    return max(LEAST_MESSAGES, min(CHUNK_MESSAGES, 2 * size, fitting))

@@ -59,7 +59,7 @@ async def _dump(netlink: NetlinkSocket, kind: Message, parse: Callable[[bytes], 
     if not is_present("nf_tables"):
         return []
     try:
-        return await netlink.request(query(kind, NLM_F_DUMP), lambda _, payload: parse(payload))
+        return await netlink.request(query(kind, NLM_F_DUMP), parse)
     except KernelError as error:
         if error.errno in {errno.EINVAL, errno.EOPNOTSUPP}:
             return []

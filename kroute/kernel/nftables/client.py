@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from functools import partial
 from typing import TypeVar
 
-from kroute.kernel.errors import UNINTELLIGIBLE, Failure, KernelError, describe_errno
+from kroute.kernel.errors import UNINTELLIGIBLE, Failure, KernelError, describe_errno, none_if_refused
 from kroute.kernel.netlink.batch import BatchSocket
 from kroute.kernel.netlink.client import NetlinkClient, only
 from kroute.kernel.netlink.message import NLM_F_DUMP, text
@@ -62,10 +62,11 @@ PART = 500
 class Nftables(NetlinkClient):
     """The nf_tables of the calling process's network namespace."""
 
+    protocol = NETLINK_NETFILTER
     _netlink: BatchSocket
 
     def __init__(self) -> None:
-        super().__init__(NETLINK_NETFILTER)
+        super().__init__()
         self._netlink = BatchSocket(NETLINK_NETFILTER, receive_buffer=RECEIVE_BUFFER, send_buffer=SEND_BUFFER)
         self._commits = 0
         self._portion = FIRST_PORTION
@@ -206,7 +207,7 @@ class Nftables(NetlinkClient):
         raise KernelError(f"{sentence}; another program changes the table; trying later", errno=number)
 
     async def _generation(self) -> int:
-        found = await self._netlink.request(query(Message.GETGEN), lambda _, payload: parse_generation(payload))
+        found = await self._netlink.request(query(Message.GETGEN), parse_generation)
         return only(found)[0]
 
     async def keys(self, table: Table, of: str) -> list[Key]:
@@ -227,18 +228,14 @@ class Nftables(NetlinkClient):
     async def _is_dormant(self, table: Table) -> bool | None:
         """None if there is no such table."""
         asked = table_message(Message.GETTABLE, 0, table)
-        try:
-            return only(await self._netlink.request(asked, lambda _kind, payload: parse_is_dormant(payload)))
-        except KernelError as error:
-            if error.errno == errno.ENOENT:
-                return None
-            raise
+        found = await none_if_refused(self._netlink.request(asked, parse_is_dormant), errno.ENOENT)
+        return only(found) if found is not None else None
 
     async def _dump(self, kind: Message, table: Table, parse: Callable[[bytes], T | None]) -> list[T]:
-        return await self._netlink.request(table_message(kind, NLM_F_DUMP, table), lambda _, payload: parse(payload))
+        return await self._netlink.request(table_message(kind, NLM_F_DUMP, table), parse)
 
 
-def _keep(keys: dict[Key, None], _kind: int, payload: bytes) -> int:
+def _keep(keys: dict[Key, None], payload: bytes) -> int:
     """Add the elements of a part of a listing as it arrives; returns how many it has."""
     part = parse_keys(payload)
     keys.update(dict.fromkeys(part))

@@ -41,7 +41,6 @@ from kroute.kernel.nftables.objects import Table
 
 PORT_AT = 12
 """Where a message's header has the port of the socket that caused the event."""
-RECEIVE_BUFFER = 4 * 1024 * 1024
 DATAGRAMS_A_TURN = 100
 """How many datagrams, of up to 4 KiB, are looked through before other tasks run."""
 TYPE_AT, NAME_AT = 4, 20
@@ -60,8 +59,11 @@ class TableMonitor(NetlinkClient):
     many events.
     """
 
+    protocol = NETLINK_NETFILTER
+    receive_buffer = 4 * 1024 * 1024
+
     def __init__(self, tables: Collection[Table], port: int) -> None:
-        super().__init__(NETLINK_NETFILTER, receive_buffer=RECEIVE_BUFFER)
+        super().__init__()
         self._tables = {(table.family, text(TABLE_NAME, table.name)) for table in tables}
         self._names = {name for _family, name in self._tables}
         self._port = port

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.net.route_lookup import RouteLookup
+from kroute.kernel.net.routes import RouteLookup
 from kroute.kernel.net.steering import Steer, Steering
 from kroute.kernel.netlink.message import address_family
 from kroute.kernel.pods.entering import routing_socket

@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from kroute.kernel.errors import KernelError, describe_errno
+from kroute.kernel.errors import KernelError, describe_errno, none_if_refused
 from kroute.kernel.net.addresses import encode_unbind, parse_address
 from kroute.kernel.net.links import encode_delete_link, encode_no_link_local, encode_up
 from kroute.kernel.net.policy_routing import RTM_DELRULE, RTM_GETRULE, RTM_NEWRULE
@@ -204,19 +204,15 @@ class PodNetwork:
             await self._do(changes, f"restore {own.name}")
 
     async def _link(self, *, name: str = "", index: int = 0) -> PodLink | None:
-        try:
-            found = await self._netlink.request(encode_link_query(name=name, index=index), lambda _, it: parse_link(it))
-        except KernelError as error:
-            if error.errno == errno.ENODEV:
-                return None
-            raise
+        request = self._netlink.request(encode_link_query(name=name, index=index), parse_link)
+        found = await none_if_refused(request, errno.ENODEV)
         return found[0] if found else None
 
     async def _addresses(self) -> list[tuple[int, str]]:
         """Each address of the family with the index of its link."""
         query = message(RTM_GETADDR, NLM_F_DUMP, ADDRESS_HEADER.pack(self._family, 0, 0, 0, 0))
 
-        def parse(_kind: int, payload: bytes) -> tuple[int, str] | None:
+        def parse(payload: bytes) -> tuple[int, str] | None:
             index = ADDRESS_HEADER.unpack_from(payload)[4]
             it = parse_address(payload, {index: ""})
             return (index, it.address) if it is not None and address_family(it.address) == self._family else None
@@ -225,22 +221,22 @@ class PodNetwork:
 
     async def _routes(self) -> list[bytes]:
         query = message(RTM_GETROUTE, NLM_F_DUMP, ROUTE_HEADER.pack(self._family, 0, 0, 0, 0, 0, 0, 0, 0))
-        return await self._listed(query, lambda _, it: it if copied_route(it, 0) is not None else None, "routes")
+        return await self._listed(query, lambda it: it if copied_route(it, 0) is not None else None, "routes")
 
     async def _rules(self) -> list[str]:
         query = message(RTM_GETRULE, NLM_F_DUMP, ROUTE_HEADER.pack(self._family, 0, 0, 0, 0, 0, 0, 0, 0))
-        return await self._listed(query, lambda _, it: parse_own_rule(it), "rules")
+        return await self._listed(query, parse_own_rule, "rules")
 
-    async def _listed(self, query: bytes, parse: Callable[[int, bytes], T | None], what: str) -> list[T]:
+    async def _listed(self, query: bytes, parse: Callable[[bytes], T | None], what: str) -> list[T]:
         """As `NetlinkSocket.request`; KernelError E2BIG after MOST_LISTED answers, of repeated dumps together."""
         count = 0
 
-        def parse_next(kind: int, payload: bytes) -> T | None:
+        def parse_next(payload: bytes) -> T | None:
             nonlocal count
             count += 1
             if count > MOST_LISTED:
                 raise KernelError(f"the namespace has more than {MOST_LISTED} {what}", errno=errno.E2BIG)
-            return parse(kind, payload)
+            return parse(payload)
 
         return await self._netlink.request(query, parse_next)
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.kernel.conntrack_messages import CTA_ID, CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, encode_tuple, parse_flow
+from kroute.kernel.conntrack import CTA_ID, CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, encode_tuple, parse_flow
 from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
 from kroute.kernel.inotify import IN_CREATE, DirectoryChanges
-from kroute.kernel.ipset_messages import (
+from kroute.kernel.ipset import (
     ATTR_ADT,
     encode_create,
     encode_entry,
@@ -28,9 +28,8 @@ from kroute.kernel.ipset_messages import (
 from kroute.kernel.iptables.nft_rules import _words
 from kroute.kernel.ipvs import connections, marks, messages, sync, table, traffic
 from kroute.kernel.ipvs.objects import AddRealServer, AddVirtualServer, VirtualServerOptions
-from kroute.kernel.net import links, policy_routing, route_lookup
-from kroute.kernel.net.address_arrivals import AddressArrivals
-from kroute.kernel.net.addresses import encode_bind, parse_address
+from kroute.kernel.net import links, policy_routing, routes
+from kroute.kernel.net.addresses import AddressArrivals, encode_bind, parse_address
 from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import parse_route, set_route
 from kroute.kernel.netlink import generic
@@ -160,7 +159,7 @@ PARSERS: dict[str, tuple[Parse, tuple[bytes, ...]]] = {
     "traffic": (traffic.parse_traffic, (virtual_server(TCP4), virtual_server(TCP6))),
     "daemon": (sync.parse_daemon, (DAEMON,)),
     "mark": (marks._parse, (MARK, virtual_server(TCP4))),
-    "family": (lambda it: generic._parse_family(16, it), (FAMILY,)),
+    "family": (generic._parse_family, (FAMILY,)),
     "flow": (lambda it: parse_flow(it, Everything()), (flow("10.0.0.1", "10.96.0.1"), flow("fd00::1", "fd00::2"))),
     "set's name": (parse_name, (SET,)),
     "set": (parse_definition, (SET,)),
@@ -170,7 +169,7 @@ PARSERS: dict[str, tuple[Parse, tuple[bytes, ...]]] = {
     "link": (links._parse_link, (LINK,)),
     "address": (lambda it: parse_address(it, NAMES), ADDRESSES),
     "route": (parse_route, ROUTES),
-    "way": (route_lookup._parse, ROUTES),
+    "way": (routes._parse_way, ROUTES),
     "rule": (policy_routing._parse_rule, ROUTES),
     "nf_tables set": (parse_set, (NFT_SET,)),
     "nf_tables chain": (parse_chain, (NFT_CHAIN,)),
@@ -224,7 +223,7 @@ def test_the_samples_are_valid(parse: Parse, valid: tuple[bytes, ...]) -> None:
 
 def ask(parse: Parse, end: bytes, *payloads: bytes) -> list[Any]:
     netlink = connected(b"".join(answer(16, payload) for payload in payloads) + end)
-    return asyncio.run(netlink.request(message(18, NLM_F_DUMP, b""), lambda _, payload: parse(payload)))
+    return asyncio.run(netlink.request(message(18, NLM_F_DUMP, b""), parse))
 
 
 @pytest.mark.parametrize(("parse", "valid"), PARSERS.values(), ids=PARSERS)
@@ -246,7 +245,7 @@ DATAGRAMS = damaged(*(answer(16, payload) + DONE for payload in (LINK, *ADDRESSE
 def test_whatever_comes_a_request_ends(datagrams: list[bytes]) -> None:
     for flags in (0, NLM_F_DUMP):
         with contextlib.suppress(KernelError):
-            asyncio.run(connected(*datagrams).request(message(18, flags, b""), lambda _, payload: payload))
+            asyncio.run(connected(*datagrams).request(message(18, flags, b""), lambda payload: payload))
     with contextlib.suppress(KernelError):
         refused = asyncio.run(connected(*datagrams).transact([message(16, 0, b""), message(16, 0, b"")]))
         assert refused.keys() <= {0, 1}

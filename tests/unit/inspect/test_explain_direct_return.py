@@ -14,7 +14,7 @@ from kroute.inspect.explain import Explanation, ExplanationList
 from kroute.inspect.verdicts import Client, Fate, judge
 from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.ipvs.objects import TUNNEL
-from kroute.kernel.net.route_lookup import Way
+from kroute.kernel.net.routes import Way
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import Protocol, VirtualServerKey

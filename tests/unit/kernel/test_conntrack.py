@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kroute.kernel.conntrack import MOST_FILTERS, Conntrack, DeleteFlow, Flow
-from kroute.kernel.conntrack_messages import (
+from kroute.kernel.conntrack import (
     CTA_FILTER,
     CTA_FILTER_IP_DST,
     CTA_FILTER_ORIG_FLAGS,
@@ -21,7 +20,11 @@ from kroute.kernel.conntrack_messages import (
     CTA_TUPLE_REPLY,
     CTA_TUPLE_ZONE,
     CTA_ZONE,
+    MOST_FILTERS,
     UDP,
+    Conntrack,
+    DeleteFlow,
+    Flow,
     conntrack_message,
     encode_delete,
     encode_dump,

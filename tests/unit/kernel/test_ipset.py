@@ -4,8 +4,7 @@ import socket
 
 import pytest
 
-from kroute.kernel.ipset import AddEntry, SetDefinition
-from kroute.kernel.ipset_messages import Element, encode_entry, parse_elements, set_message
+from kroute.kernel.ipset import AddEntry, Element, SetDefinition, encode_entry, parse_elements, set_message
 from kroute.kernel.netlink.message import HEADER, nested
 
 CASES: list[tuple[str, Element]] = [

@@ -16,8 +16,8 @@ from pyroute2.netlink.rtnl.ifaddrmsg import (
     ifaddrmsg,
 )
 
-from kroute.kernel.net.address_arrivals import AddressArrivals
 from kroute.kernel.net.addresses import (
+    AddressArrivals,
     Addresses,
     BindAddress,
     InterfaceAddress,

@@ -19,7 +19,7 @@ from pyroute2.netlink.nfnetlink.nfctsocket import (
     nfct_msg,
 )
 
-from kroute.kernel.conntrack_messages import Endpoint, Flow, encode_delete, encode_dump, pack_endpoint, parse_flow
+from kroute.kernel.conntrack import Endpoint, Flow, encode_delete, encode_dump, pack_endpoint, parse_flow
 from tests.unit.kernel.witness import (
     Reading,
     addresses,

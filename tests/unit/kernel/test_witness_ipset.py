@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pyroute2.netlink import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
 
-from kroute.kernel.ipset import AddEntry, DeleteEntry, Element, Ipset, SetDefinition
-from kroute.kernel.ipset_messages import parse_elements
+from kroute.kernel.ipset import AddEntry, DeleteEntry, Element, Ipset, SetDefinition, parse_elements
 from tests.unit.kernel.witness import (
     Netlink,
     Reading,

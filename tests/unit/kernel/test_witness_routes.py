@@ -17,8 +17,16 @@ from pyroute2.netlink.rtnl import (
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from kroute.kernel.net.monitor import Monitor, RouteEvent
-from kroute.kernel.net.route_lookup import RouteLookup, Way
-from kroute.kernel.net.routes import LocalRoute, Routes, delete_kernel_route, delete_route, parse_route, set_route
+from kroute.kernel.net.routes import (
+    LocalRoute,
+    RouteLookup,
+    Routes,
+    Way,
+    delete_kernel_route,
+    delete_route,
+    parse_route,
+    set_route,
+)
 from tests.unit.kernel.witness import (
     FAMILIES,
     Netlink,

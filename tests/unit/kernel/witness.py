@@ -145,9 +145,9 @@ class Netlink:
         self._answers = iter(answers)
         self._datagrams = iter(datagrams)
 
-    async def request(self, message: bytes, parse: Callable[[int, bytes], Any]) -> list[Any]:
+    async def request(self, message: bytes, parse: Callable[[bytes], Any]) -> list[Any]:
         self.sent.append(message)
-        parsed = (parse(0, payload) for payload in next(self._answers, ()))
+        parsed = (parse(payload) for payload in next(self._answers, ()))
         return [each for each in parsed if each is not None]
 
     async def transact(self, messages: Sequence[bytes]) -> dict[int, int]:

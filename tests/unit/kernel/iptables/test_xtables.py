@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kroute.kernel.errors import KernelError
-from kroute.kernel.iptables.lock import xtables_lock
 from kroute.kernel.iptables.rule import Extension, Parameter, parse_rule, set_names
+from kroute.kernel.iptables.xtables import xtables_lock
 
 
 def test_a_rule_with_everything() -> None:

@@ -8,14 +8,6 @@ import struct
 import pytest
 
 from kroute.kernel.errors import Failure, KernelError, describe_errno
-from kroute.kernel.netlink.chunks import (
-    CHUNK_BYTES,
-    CHUNK_MESSAGES,
-    CHUNK_SECONDS,
-    LEAST_MESSAGES,
-    end_of_chunk,
-    next_chunk,
-)
 from kroute.kernel.netlink.message import (
     HEADER,
     NLM_F_ACK,
@@ -33,7 +25,16 @@ from kroute.kernel.netlink.message import (
     u32,
     unpack_address,
 )
-from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE, NetlinkSocket
+from kroute.kernel.netlink.netlink_socket import (
+    CHUNK_BYTES,
+    CHUNK_MESSAGES,
+    CHUNK_SECONDS,
+    LEAST_MESSAGES,
+    NETLINK_ROUTE,
+    NetlinkSocket,
+    end_of_chunk,
+    next_chunk,
+)
 from kroute.kernel.netlink.rtnetlink import RTM_GETLINK
 
 

@@ -34,8 +34,8 @@ class Kernel:
     def __init__(self, *listings: list[bytes]) -> None:
         self.listings = list(listings)
 
-    async def request(self, _message: bytes, parse: Callable[[int, bytes], Any]) -> list[Any]:
-        return [parse(0, part) for part in self.listings.pop(0)]
+    async def request(self, _message: bytes, parse: Callable[[bytes], Any]) -> list[Any]:
+        return [parse(part) for part in self.listings.pop(0)]
 
 
 async def read(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, of: SetDefinition = PORTS) -> set[Element]:
