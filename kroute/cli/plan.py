@@ -12,7 +12,7 @@ from kroute.cli.terminal.formats import output_option, show
 from kroute.cli.terminal.output import DIFFERENT, DONE, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.firewall.backend import choose, node_clients, settled
-from kroute.inspect.dry_run.planned_changes import PlannedChanges, dry_run
+from kroute.inspect.dry_run import PlannedChanges, dry_run
 from kroute.kernel.errors import KernelError
 from kroute.kernel.node_kernel import open_kernel
 from kroute.model.node_facts import node_facts

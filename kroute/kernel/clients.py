@@ -1,8 +1,8 @@
 """One Protocol for each client of `NodeKernel`: its methods that read and write the kernel.
 
 A controller's constructor takes these Protocols, not the classes with sockets. The classes with sockets, the recording
-clients (`kroute.inspect.dry_run`) and the fakes of the tests share nothing but these methods. So a recording client
-cannot inherit a method that writes to the kernel, and mypy finds a client that lacks a method. The Protocols do not
+clients (`kroute.inspect.recording`) and the fakes of the tests share nothing but these methods. So a recording client
+cannot inherit a method that writes to the kernel, and a client that lacks a method is found. The Protocols do not
 have `open` and `close`, because only the code that makes the bundle may call those. Those of the firewall are in
 `firewall_clients`.
 

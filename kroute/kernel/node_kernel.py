@@ -1,7 +1,7 @@
 """The bundle of all kernel clients that kroute uses, so that they are made and injected in one place.
 
 There are three such bundles: the real one (`open_kernel`), one that only records writes
-(`kroute.inspect.dry_run.recording_kernel`), and the fake of the tests (`tests/fakes/node_kernel.py`).
+(`kroute.inspect.recording`), and the fake of the tests (`tests/fakes/node_kernel.py`).
 """
 
 import socket

@@ -31,7 +31,7 @@ from kroute.comparison.virtual_servers import Condition
 from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.firewall.backend import Choice
 from kroute.inspect import snapshot
-from kroute.inspect.dry_run.planned_changes import PlannedChange, PlannedChanges
+from kroute.inspect.dry_run import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Explanation, ExplanationList, RouteView
 from kroute.inspect.snapshot import ProblemRow, RealServerRow, RealServerView, Snapshot, TrafficCounts, VirtualServerRow
 from kroute.inspect.status import Served, Severity, Source, State, Status, StatusProblem, with_problems

@@ -14,7 +14,7 @@ from kroute.cli.show.table import print_services
 from kroute.cli.terminal import formats, output
 from kroute.cli.terminal.findings import Report, print_findings
 from kroute.inspect import snapshot
-from kroute.inspect.dry_run.planned_changes import PlannedChange, PlannedChanges
+from kroute.inspect.dry_run import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Explanation, ExplanationList
 from kroute.kernel.errors import KernelError
 from kroute.model.objects import ObjectKey

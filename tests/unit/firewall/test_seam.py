@@ -36,7 +36,7 @@ KNOW_THE_TOOLS = (
 WIRING = (
     "checks/node_checks.py",
     "firewall/backend.py",
-    "inspect/dry_run/recording_",
+    "inspect/recording.py",
 )
 TOOLS = re.compile(r"kroute\.kernel\.(iptables|ipset|nftables)|kroute\.firewall\.(iptables|nftables)")
 THE_SETTING = "settings/__init__.py"

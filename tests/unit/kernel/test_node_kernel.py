@@ -4,8 +4,7 @@ import inspect
 
 import pytest
 
-from kroute.inspect.dry_run.recording import Recorder
-from kroute.inspect.dry_run.recording_kernel import recording
+from kroute.inspect.recording import Recorder, recording
 from kroute.kernel import clients, firewall_clients
 from kroute.kernel.errors import KernelError
 from kroute.kernel.node_kernel import NodeKernel, open_kernel

@@ -8,7 +8,7 @@ import pytest
 
 from kroute.checks.finding import Finding, Level
 from kroute.cli import check, plan
-from kroute.inspect.dry_run.planned_changes import PlannedChange, PlannedChanges
+from kroute.inspect.dry_run import PlannedChange, PlannedChanges
 from kroute.kernel.errors import KernelError
 from kroute.model.node_facts import NO_INTERFACES
 from kroute.model.objects import Applied, Service

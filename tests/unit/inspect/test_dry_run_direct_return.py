@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kroute.inspect.dry_run.planned_changes import dry_run
+from kroute.inspect.dry_run import dry_run
 from tests.unit.controllers.direct_return.test_controller import POD, REMOTE, VIP, direct
 from tests.unit.fake_node import FakeNode, node_plan
 

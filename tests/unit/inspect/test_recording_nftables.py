@@ -2,8 +2,7 @@
 
 import socket
 
-from kroute.inspect.dry_run.recording import Recorded, Recorder
-from kroute.inspect.dry_run.recording_nftables import RecordingNftables
+from kroute.inspect.recording import Recorded, Recorder, RecordingNftables
 from kroute.kernel.nftables.expressions import Decision, verdict
 from kroute.kernel.nftables.objects import (
     AddChain,

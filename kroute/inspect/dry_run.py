@@ -17,8 +17,7 @@ from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy.bind_gate import PATIENCE
 from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
-from kroute.inspect.dry_run.recording import Recorder
-from kroute.inspect.dry_run.recording_kernel import recording
+from kroute.inspect.recording import Recorder, recording
 from kroute.kernel.errors import KernelError
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.document import Document
@@ -59,7 +58,7 @@ class PlannedChanges(Document):
 
     def names(self) -> list[str]:
         """The Services for which something would change, and the other things by their kind."""
-        return [it.service or it.kind for it in self.changes]
+        return [change.service or change.kind for change in self.changes]
 
 
 async def dry_run(settings: Settings, plans: Sequence[Plan], kernel: NodeKernel) -> PlannedChanges:
@@ -126,9 +125,11 @@ def _owners(plans: Sequence[Plan], firewall: Firewall) -> dict[Hashable, str]:
     """The Services that ask for each subject of a change, by that subject."""
     owners: dict[Hashable, list[str]] = {}
     for plan in plans:
-        subjects: list[Hashable] = [(firewall.set_name(it.family, it.set), it.element) for it in plan.set_entries]
+        entries = plan.set_entries
+        subjects: list[Hashable] = [(firewall.set_name(entry.family, entry.set), entry.element) for entry in entries]
         if not isinstance(plan, NodePlan):
-            subjects += [*(it.key for it in plan.virtual_servers), *(it.address for it in plan.vips), *plan.direct_vips]
+            subjects += [server.key for server in plan.virtual_servers]
+            subjects += [*(vip.address for vip in plan.vips), *plan.direct_vips]
         for subject in subjects:
             owners.setdefault(subject, []).append(plan.service_name)
     return {subject: " ".join(names) for subject, names in owners.items()}
@@ -139,4 +140,4 @@ def _in_order(changes: Sequence[PlannedChange]) -> list[PlannedChange]:
     order: dict[tuple[str, str], int] = {}
     for change in changes:
         order.setdefault((change.kind, change.action), len(order))
-    return sorted(changes, key=lambda it: (order[it.kind, it.action], it.service, it.what))
+    return sorted(changes, key=lambda change: (order[change.kind, change.action], change.service, change.what))

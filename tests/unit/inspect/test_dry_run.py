@@ -2,11 +2,12 @@
 
 import inspect
 from pathlib import Path
+from typing import Generic
 
 import pytest
 
-from kroute.inspect.dry_run import recording, recording_kernel, recording_nftables, recording_rules, recording_tunnels
-from kroute.inspect.dry_run.planned_changes import PlannedChanges, dry_run
+from kroute.inspect import recording
+from kroute.inspect.dry_run import PlannedChanges, dry_run
 from kroute.kernel import clients, firewall_clients
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import DeleteEntry, Ipset
@@ -164,30 +165,44 @@ PROTOCOLS = {
     recording.RecordingRoutes: clients.RouteClient,
     recording.RecordingSysctls: clients.SysctlClient,
     recording.NoConntrack: clients.ConntrackClient,
-    recording_rules.RecordingIpset: firewall_clients.IpsetClient,
-    recording_rules.RecordingXtables: firewall_clients.XtablesClient,
-    recording_nftables.RecordingNftables: firewall_clients.NftablesClient,
-    recording_tunnels.RecordingTunnels: clients.TunnelClient,
+    recording.RecordingIpset: firewall_clients.IpsetClient,
+    recording.RecordingXtables: firewall_clients.XtablesClient,
+    recording.RecordingNftables: firewall_clients.NftablesClient,
+    recording.RecordingTunnels: clients.TunnelClient,
 }
 
 
 @pytest.mark.parametrize("recorded", PROTOCOLS, ids=lambda kind: kind.__name__)
 def test_a_recording_client_answers_what_may_be_asked_and_inherits_nothing(recorded: type) -> None:
-    assert recorded.__bases__ == (object,)
+    assert recorded.__mro__ == (recorded, recording.Recording, Generic, object)
     asked = {name for name, _ in inspect.getmembers(PROTOCOLS[recorded], inspect.isfunction) if name[0] != "_"}
-    assert {name for name in vars(recorded) if name[0] != "_"} == asked
+    assert {name for name in vars(recorded) if name[0] != "_"} - {"is_needed"} == asked
+
+
+@pytest.mark.parametrize("recorded", PROTOCOLS, ids=lambda kind: kind.__name__)
+def test_a_method_of_a_recording_client_has_the_parameters_of_the_protocol(recorded: type) -> None:
+    for name, asked in inspect.getmembers(PROTOCOLS[recorded], inspect.isfunction):
+        if name[0] != "_":
+            taken = [*inspect.signature(getattr(recorded, name)).parameters]
+            assert taken in ([*inspect.signature(asked).parameters], ["self", "arguments"])
+
+
+async def test_a_client_that_lacks_a_method_of_its_protocol_cannot_be_defined() -> None:
+    with pytest.raises(TypeError, match="repair"):
+
+        class Lacking(recording.Recording[clients.LinkClient], reads=("index", "names", "read")): ...
 
 
 async def test_every_client_of_a_recording_kernel_records(tmp_path: Path) -> None:
-    recorded = recording_kernel.recording(FakeNode(tmp_path).clients, recording.Recorder())
+    recorded = recording.recording(FakeNode(tmp_path).clients, recording.Recorder())
     members = [getattr(recorded, each) for each in recorded.__struct_fields__]
     kinds = {type(each) for it in members for each in (it.values() if isinstance(it, dict) else [it])}
     assert kinds - PROTOCOLS.keys() == {tuple, type}
-    assert recorded.monitor is recording_kernel.NoEvents
+    assert recorded.monitor is recording.NoEvents
 
 
 async def test_what_is_not_recorded_cannot_reach_the_kernel() -> None:
-    ipset = recording_rules.RecordingIpset(Ipset(), recording.Recorder())
+    ipset = recording.RecordingIpset(Ipset(), recording.Recorder())
     with pytest.raises(AttributeError):
         await ipset.flush("KROUTE-VIP")
     assert DeleteEntry("KROUTE-VIP", ("10.0.0.1",)) not in ipset._recorder.changes
@@ -197,7 +212,7 @@ async def test_what_only_a_cleanup_or_a_director_asks_for_is_recorded_too(tmp_pa
     node = await FakeNode(tmp_path).start()
     node.kernel.writes.clear()
     recorder = recording.Recorder()
-    kernel = recording_kernel.recording(node.clients, recorder)
+    kernel = recording.recording(node.clients, recorder)
     await kernel.links.delete(DUMMY)
     await kernel.ipvs.start_sync_daemon(SyncDaemon(SyncRole.MASTER, "eth0", 7))
     await kernel.ipvs.stop_sync_daemon(SyncDaemon(SyncRole.MASTER, "eth0", 7))

@@ -1,1 +1,0 @@
-"""Run the controllers on kernel clients that read the kernel and only record writes."""
