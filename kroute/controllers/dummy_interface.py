@@ -8,8 +8,7 @@ import asyncio
 
 from kroute.kernel.clients import LinkClient
 from kroute.kernel.errors import KernelError
-from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.ledger_entries import LinkMade
+from kroute.reconcile.ledger import Ledger, LinkMade
 
 
 class DummyInterface:

@@ -162,7 +162,7 @@ class RouteFix(StagedController[str, SourceRoute]):
                 if ours is not None and self._is_ours(address):
                     resync.found(address, ours)
                     unwritten.discard(address)
-            await self.meanwhile()
+            await self.write_new_changes()
         for address in unwritten:
             resync.found(address, ANY_SOURCE)
         return [describe_drift(drift.key, drift.applied) for drift in await resync.complete()]

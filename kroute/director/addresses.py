@@ -11,7 +11,7 @@ would not hear again of the other director.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 import structlog
@@ -20,14 +20,13 @@ from kroute.backoff import exhaustion
 from kroute.comparison.vips import agrees, describe_drift
 from kroute.kernel.clients import AddressClient
 from kroute.kernel.errors import KernelError
-from kroute.kernel.net.addresses import BindAddress, RenewAddress, UnbindAddress
+from kroute.kernel.net.addresses import AddressChange, BindAddress, RenewAddress, UnbindAddress
 from kroute.kernel.net.announcements import Announcer
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Vip
-from kroute.reconcile.change_log import log_changes
+from kroute.reconcile.batch_writer import BatchWriter, log_changes
 from kroute.reconcile.desired_state import DesiredState
-from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.ledger_entries import AddressDeleted, AddressMade
+from kroute.reconcile.ledger import AddressDeleted, AddressMade, Ledger
 from kroute.reconcile.pass_status import PassStatus, names_of
 
 log = structlog.get_logger(__name__)
@@ -61,6 +60,13 @@ class DirectorAddresses:
         self._lifetime = lifetime
         self._foreign: set[str] = set()
         self._announcements: dict[str, list[float]] = {}
+        self._writer: BatchWriter[AddressChange, str] = BatchWriter(
+            status,
+            key_of=lambda change: change.address,
+            tell=lambda changes: log_changes(log, changes, _event_of, self._fields),
+            note=self._note,
+            owners_of=self.desired.owners,
+        )
         self._is_delayed = False
         self._writing = asyncio.Lock()
         self._renewed_at = status.clock()
@@ -108,16 +114,10 @@ class DirectorAddresses:
         if not due:
             return
         async with self._writing:
-            failures = await self._addresses.write(self.interface, [UnbindAddress(address) for address in due])
+            failures = await self._addresses.write(self.interface, changes := [UnbindAddress(it) for it in due])
             refusals = {it.change.address: str(it) for it in failures if it.errno not in {EADDRNOTAVAIL, ENODEV}}
-            gone = [address for address in due if address not in refusals]
-            log_changes(log, gone, lambda _: "vip.unbound", self._fields)
-            for address in gone:
-                self.desired.note_applied(address, None)
-                self._announcements.pop(address, None)
-            self._ledger.record(AddressDeleted(self.interface, address) for address in gone)
-        self._status.wrote(len(gone))
-        self._status.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
+            gone = self._writer.settle(changes, refusals)
+            self._ledger.record(AddressDeleted(self.interface, change.address) for change in gone)
 
     async def bind(self, is_served: Callable[[ObjectKey], bool]) -> None:
         """Bind the VIPs of the Services whose virtual servers are written, and schedule their announcements."""
@@ -142,14 +142,8 @@ class DirectorAddresses:
                 it.change.address: str(it) for it in failures if it.errno != EEXIST or it.change.address not in recorded
             }
             self._foreign |= {it.change.address for it in failures if it.errno == EEXIST} - recorded
-            done = [address for address in due if address not in refusals]
-            for address in done:
-                self.desired.note_applied(address, self.desired.desired(address))
-                self._announcements[address] = [self._status.clock() + delay for delay in ANNOUNCE_AFTER]
+            self._writer.settle(bindings, refusals)
             self._ledger.record(AddressDeleted(self.interface, address) for address in refusals)
-        log_changes(log, done, lambda _: "vip.bound", self._fields)
-        self._status.wrote(len(done))
-        self._status.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
 
     async def announce(self) -> None:
         """Send the announcements that are due. If the link is down, the later ones are still sent.
@@ -212,6 +206,19 @@ class DirectorAddresses:
     def _recorded(self) -> set[str]:
         return {address for interface, address in self._ledger.addresses if interface == self.interface}
 
-    def _fields(self, address: str) -> dict[str, object]:
-        owners: Iterable[ObjectKey] = self.desired.owners(address)
-        return {"service": " ".join(names_of(owners)), "vip": address, "interface": self.interface}
+    def _note(self, change: AddressChange) -> None:
+        address = change.address
+        if isinstance(change, BindAddress):
+            self.desired.note_applied(address, self.desired.desired(address))
+            self._announcements[address] = [self._status.clock() + delay for delay in ANNOUNCE_AFTER]
+        else:
+            self.desired.note_applied(address, None)
+            self._announcements.pop(address, None)
+
+    def _fields(self, change: AddressChange) -> dict[str, object]:
+        services = names_of(self.desired.owners(change.address))
+        return {"service": " ".join(services), "vip": change.address, "interface": self.interface}
+
+
+def _event_of(change: AddressChange) -> str:
+    return "vip.bound" if isinstance(change, BindAddress) else "vip.unbound"

@@ -5,8 +5,7 @@ from errno import EADDRNOTAVAIL, ENODEV
 from kroute.kernel.clients import AddressClient, SyncDaemonClient
 from kroute.kernel.net.addresses import UnbindAddress
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.ledger_entries import AddressDeleted, SyncDaemonStopped
+from kroute.reconcile.ledger import AddressDeleted, Ledger, SyncDaemonStopped
 
 
 async def undo(ledger: Ledger, ipvs: SyncDaemonClient, addresses: AddressClient, report: CleanupReport) -> None:

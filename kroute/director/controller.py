@@ -28,8 +28,7 @@ from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
 from kroute.model.plan import ServicePlan, VirtualServerKey
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
-from kroute.reconcile.exclusion import Exclusion
-from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.ledger import Exclusion, Ledger
 from kroute.reconcile.pass_status import Report
 
 _SHARED_SYSCTLS = {
@@ -152,7 +151,7 @@ class DirectRouting(Controller):
                 ours = [planned_key(key) for key in there if self._names(key)]
                 self._ledger.adopt(ours, self._ledger.links)
             self._is_owner_settled = True
-        return await self._ensure_surroundings() + await self._servers.learn(self.meanwhile)
+        return await self._ensure_surroundings() + await self._servers.learn(self.write_new_changes)
 
     async def look(self) -> bool:
         """Read the few addresses, sysctls and timeouts, and look at IPVS."""

@@ -34,7 +34,7 @@ from kroute.migration.node_ports import AllocatedNodePorts, serves
 from kroute.migration.saved_rules import TableLeftovers, leftovers_in
 from kroute.model.document import Document
 from kroute.model.plan import VirtualServerKey
-from kroute.reconcile.exclusion import Exclusion
+from kroute.reconcile.ledger import Exclusion
 from kroute.settings import PortRange
 
 NEEDS_TOOLS = "it takes the iptables tools and the capability NET_RAW (docs/deploy.md)"

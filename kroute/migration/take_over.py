@@ -28,9 +28,7 @@ from kroute.migration.node_scan import scan_node
 from kroute.migration.removal import remove
 from kroute.migration.take_over_options import NODE_PORT_RANGE, TakeOverOptions
 from kroute.model.document import Document
-from kroute.reconcile.exclusion import Exclusion
-from kroute.reconcile.ledger import Ledger, LedgerError
-from kroute.reconcile.ledger_entries import TakeOverBegun, TakeOverDone
+from kroute.reconcile.ledger import Exclusion, Ledger, LedgerError, TakeOverBegun, TakeOverDone
 from kroute.runtime.state_dir import StateDirectory, StateDirectoryInUseError, is_agent_ready
 from kroute.settings import PortRange, Settings
 from kroute.watchers.initial_sync import InitialSyncError, initial_sync

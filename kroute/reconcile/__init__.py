@@ -2,9 +2,8 @@
 
 Read the modules in this order: `desired_state` (desired state, applied state, deltas), `stage_gate` (how controllers
 wait for each other), `controller` (the loop that all share), `staged_controller` (the base of controllers whose objects
-exist before a VIP goes live), `pass_status` (counters, refusals, retries), `ledger` (which objects are ours) and
-`exclusion` (which addresses kroute leaves alone). `departures` is a part of `desired_state`; `batches`, `change_log`
-and `cleanup_report` are small tools.
+exist before a VIP goes live), `batch_writer` (what becomes of a write), `pass_status` (counters, refusals, retries) and
+`ledger` (which objects are ours). `batches` and `cleanup_report` are small tools.
 
 **Concurrency.** Each controller is one task, and no other task touches its mutable state. It sleeps until new plans
 arrive, the kernel sends an event, a plan passes a stage of another controller, or a retry or a resync falls due. Then
@@ -18,10 +17,10 @@ gate, whose calls are atomic, and the dummy interface, which service_proxy makes
 in all plans and resyncs: it adopts what an earlier run left. If nothing has changed, the first pass has no deltas, and
 an adopted object that equals the desired one is in memory once. Later resyncs run every `resync_period`, and before
 each retry: every object that somebody has changed is logged, counted and repaired. Plans that arrive during a resync
-are written between two parts of the scan (`meanwhile`); the `Resync` knows which objects were written since it began.
-An object that the kernel refuses is tried again alone, with a backoff. When a whole pass fails, a resync follows,
-because the kernel's state is unknown then. `stop` leaves the kernel's state as it is, and so does being killed at any
-point. `cleanup` undoes everything; no controller may run at the same time.
+are written between two parts of the scan (`write_new_changes`); the `Resync` knows which objects were written since it
+began. An object that the kernel refuses is tried again alone, with a backoff. When a whole pass fails, a resync
+follows, because the kernel's state is unknown then. `stop` leaves the kernel's state as it is, and so does being killed
+at any point. `cleanup` undoes everything; no controller may run at the same time.
 
 **To add a controller**, write a folder or module in `kroute/controllers/` and a line where controllers are made. If
 others are to wait for it, it declares its own `Stage` and says it; only controllers that name the stage in `waits_for`

@@ -90,7 +90,7 @@ class Controller(ABC):
     async def read(self) -> Iterable[str]:
         """Scan this controller's part of the kernel into the applied state; return the drift, one sentence each.
 
-        A long scan must await `meanwhile` between two of its parts.
+        A long scan must await `write_new_changes` between two of its parts.
         """
 
     async def look(self) -> bool:
@@ -147,7 +147,7 @@ class Controller(ABC):
         if not self._passes.is_waiting(_PASS, now):
             await self._guarded(partial(self._pass, now), now)
 
-    async def meanwhile(self) -> None:
+    async def write_new_changes(self) -> None:
         """Write what has arrived, between two parts of a resync or of other long work.
 
         The rest of the scan may show the kernel as it was before these writes; the `Resync` ignores it for objects that
@@ -157,7 +157,7 @@ class Controller(ABC):
             await self._take()
             await self.write()
 
-    async def alongside(self, work: Awaitable[T]) -> T:
+    async def keep_writing_during(self, work: Awaitable[T]) -> T:
         """Await work that may take long, such as waiting for a lock, and write what arrives until it is done.
 
         `write` may call this, and then is called within it.
@@ -167,7 +167,7 @@ class Controller(ABC):
         try:
             while not (task.done() or self._stopping):
                 await self.wake.wait()
-                await self.meanwhile()
+                await self.write_new_changes()
             return await task
         finally:
             task.cancel()

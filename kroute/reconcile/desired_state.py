@@ -11,13 +11,13 @@ to drop it, because the deletion waits for stages of that plan.
 
 import operator
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Generic, NamedTuple, TypeVar
 
 from kroute.model.objects import ObjectKey
 from kroute.reconcile.batches import sliced
-from kroute.reconcile.departures import Departures
-from kroute.reconcile.stage_gate import Revision
+from kroute.reconcile.stage_gate import EARLIER_RUN, Revision
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -37,7 +37,7 @@ class DesiredState(Generic[K, V]):
     `agree` says whether an applied value is as good as a desired one. `is_nothing` says of a desired value that the
     object should not be in the kernel. When several owners want one object, the newest wins. The catalog resolves
     conflicts, so this lasts only while one batch of plans is read. `count` is told each object that comes into the
-    applied state (1) or leaves it (-1). `changes` grows whenever anything is to be compared anew, or is applied.
+    applied state (1) or leaves it (-1). `changes` grows whenever anything is to be compared again, or is applied.
     """
 
     def __init__(
@@ -52,9 +52,12 @@ class DesiredState(Generic[K, V]):
         self._wanted: dict[ObjectKey, Mapping[K, V]] = {}
         self._owners: dict[K, tuple[ObjectKey, ...]] = {}
         self._applied: dict[K, V] = {}
-        self._in_doubt: dict[K, K] = {}
+        self._unsettled: dict[K, K] = {}
         self.changes = 0
-        self._departures: Departures[K] = Departures()
+        self._leaving: dict[K, Revision | None] = {}
+        """Applied objects that no owner wants, each with the plan that was the last to drop it; None: no plan did."""
+        self._departing: Counter[ObjectKey] = Counter()
+        """How many of these each owner was the last to drop."""
         self._resync: Callable[[], Resync[K, V] | None] = lambda: None
 
     # What is desired
@@ -63,7 +66,7 @@ class DesiredState(Generic[K, V]):
         """Replace the objects that the revision's owner wants by `objects`."""
         owner = revision.key
         self.changes += 1
-        before, doubts = self._wanted.get(owner, {}), self._in_doubt
+        before, unsettled = self._wanted.get(owner, {}), self._unsettled
         for key in before:
             if key not in objects:
                 self._release(key, revision)
@@ -71,17 +74,18 @@ class DesiredState(Generic[K, V]):
         for key, value in objects.items():
             if key not in before or before[key] != value:
                 self._own(key, alone)
-                if key in doubts:
-                    del doubts[key]  # a resync may have put in an equal key: keep the plan's, in memory once
-                doubts[key] = key
+                if key in unsettled:
+                    del unsettled[key]  # a resync may have put in an equal key: keep the plan's, in memory once
+                unsettled[key] = key
         if objects:
             self._wanted[owner] = objects
         else:
             self._wanted.pop(owner, None)
 
-    def let_go_unwanted(self, revision: Revision) -> None:
-        """Let every applied object that nobody has wanted in this run leave with this revision."""
-        self._departures.put_rest(revision)
+    def drop_unwanted(self, revision: Revision) -> None:
+        """Let this revision drop every applied object that no plan of this run has wanted."""
+        for key in [key for key, dropped_by in self._leaving.items() if dropped_by is None]:
+            self._drop(key, revision)
 
     def desired(self, key: K) -> V | None:
         """The desired value; None if nobody wants the object."""
@@ -89,8 +93,8 @@ class DesiredState(Generic[K, V]):
         return self._wanted[owners[-1]][key] if owners else None
 
     def known_key(self, key: K) -> K:
-        """The key by which an object in doubt is known, usually the plan's, so that there is one of it; else `key`."""
-        return self._in_doubt.get(key, key)
+        """The key by which an unsettled object is known, usually the plan's, so that there is one of it; else `key`."""
+        return self._unsettled.get(key, key)
 
     def desired_keys(self) -> Set[K]:
         """The keys of all objects that an owner wants."""
@@ -122,7 +126,7 @@ class DesiredState(Generic[K, V]):
         if (resync := self._resync()) is not None:
             resync.overtaken.add(key)
         self.changes += 1
-        self._in_doubt.setdefault(key, key)
+        self._unsettled.setdefault(key, key)
 
     def resync(self) -> "Resync[K, V]":
         """Begin a resync; call this before the scan of the kernel begins."""
@@ -134,23 +138,23 @@ class DesiredState(Generic[K, V]):
 
     def unwanted(self) -> list[K]:
         """The keys of all applied objects that nobody wants."""
-        return list(self._departures.unwanted)
+        return list(self._leaving)
 
     def is_leaving(self, key: K) -> bool:
         """Whether the object is applied, and nobody wants it."""
-        return key in self._departures.unwanted
+        return key in self._leaving
 
-    def let_go_by(self, key: K) -> Revision:
+    def dropped_by(self, key: K) -> Revision:
         """The plan that was the last to drop the object; EARLIER_RUN if no plan of this run has wanted it."""
-        return self._departures.dropped_by(key)
+        return self._leaving.get(key) or EARLIER_RUN
 
     def responsible(self, key: K) -> Sequence[ObjectKey]:
         """The owners of the object; if it has none, the one that was the last to drop it."""
-        return self.owners(key) or (self.let_go_by(key).key,)
+        return self.owners(key) or (self.dropped_by(key).key,)
 
     def has_departed(self, owner: ObjectKey) -> bool:
         """Whether every object that this owner was the last to drop has been deleted, or has an owner again."""
-        return owner not in self._departures.departing
+        return owner not in self._departing
 
     # The difference
 
@@ -159,43 +163,35 @@ class DesiredState(Generic[K, V]):
         return self._is_as_desired(self._applied.get(key), self.desired(key))
 
     def is_settled(self, owner: ObjectKey) -> bool:
-        """Whether all objects that this owner wants are right. Those that are not in doubt are."""
-        return all(map(self.is_right, self.doubtful(owner)))
+        """Whether all objects that this owner wants are right."""
+        return all(map(self.is_right, self.unsettled_of(owner)))
 
-    def doubtful(self, owner: ObjectKey) -> Iterator[K]:
-        """The objects in doubt that this owner wants; those that are not in doubt are right."""
-        fewer, more = sorted((self.wanted_by(owner), self._in_doubt.keys()), key=len)
+    def unsettled_of(self, owner: ObjectKey) -> Iterator[K]:
+        """The unsettled objects that this owner wants; its others are right."""
+        fewer, more = sorted((self.wanted_by(owner), self._unsettled.keys()), key=len)
         return (key for key in fewer if key in more)
 
-    def is_in_doubt(self, key: K) -> bool:
-        """Whether the object has yet to be compared or written."""
-        return key in self._in_doubt
-
     async def pending(self) -> AsyncIterator[list[Delta[K, V]]]:
-        """The deltas that are yet to be written, in slices, the oldest doubt first; nobody may touch them meanwhile.
+        """The deltas that are yet to be written, in slices, the oldest first; nobody may touch them meanwhile.
 
         An applied value that equals the desired one is replaced by it, so that it is in memory once.
         """
         # A new one: Python iterates over the whole table of a dict that was once large, however few keys are left.
-        self._in_doubt = dict(self._in_doubt.items())
-        async for keys in sliced(list(self._in_doubt)):
+        self._unsettled = dict(self._unsettled.items())
+        async for keys in sliced(list(self._unsettled)):
             yield self.deltas(keys)
 
-    def in_doubt(self) -> Set[K]:
-        """The keys of all objects that have yet to be compared or written."""
-        return self._in_doubt.keys()
-
     @property
-    def has_doubts(self) -> bool:
-        """Whether any object has yet to be compared or written: `pending` may have deltas."""
-        return bool(self._in_doubt)
+    def unsettled(self) -> Set[K]:
+        """The keys of all objects that have yet to be compared or written. All others are right."""
+        return self._unsettled.keys()
 
     async def all_pending(self) -> list[Delta[K, V]]:
         """As `pending`, in one list."""
-        return [delta async for deltas in self.pending() for delta in deltas] if self._in_doubt else []
+        return [delta async for deltas in self.pending() for delta in deltas] if self._unsettled else []
 
     def deltas(self, keys: Iterable[K]) -> list[Delta[K, V]]:
-        """The deltas of these objects. Those that are right are in doubt no more, and are not compared again."""
+        """The deltas of these objects. Those that are right are settled, and are not compared again."""
         deltas: list[Delta[K, V]] = []
         for key in keys:
             owners = self._owners.get(key)
@@ -203,7 +199,7 @@ class DesiredState(Generic[K, V]):
             if not self._is_as_desired(applied, desired):
                 deltas.append(Delta(key, applied, desired))
                 continue
-            self._in_doubt.pop(key, None)
+            self._unsettled.pop(key, None)
             if desired is not None and applied is not None and applied == desired:
                 del self._applied[key]  # an assignment alone would keep the key that a resync has made
                 self._applied[key] = desired
@@ -217,17 +213,17 @@ class DesiredState(Generic[K, V]):
             self._count(key, -1 if value is None else 1)
         if value is None:
             self._applied.pop(key, None)
-            self._departures.remove(key)
+            self._keep(key)
         else:
             if desired is None:
-                self._departures.unwanted[key] = None
+                self._leaving.setdefault(key)
             elif value == desired:
                 value = desired
             self._applied[key] = value
         if is_right := self._is_as_desired(value, desired):
-            self._in_doubt.pop(key, None)
+            self._unsettled.pop(key, None)
         else:
-            self._in_doubt.setdefault(key, key)
+            self._unsettled.setdefault(key, key)
         return is_right
 
     def _is_as_desired(self, applied: V | None, desired: V | None) -> bool:
@@ -239,20 +235,32 @@ class DesiredState(Generic[K, V]):
         """Make `alone[0]` the newest owner. All objects that only it wants share the tuple `alone`, to save memory."""
         if (owners := self._owners.get(key)) is None:
             self._owners[key] = alone
-            self._departures.remove(key)
+            self._keep(key)
         elif owners[-1] != alone[0]:
             self._owners[key] = tuple(other for other in owners if other != alone[0]) + alone
 
     def _release(self, key: K, revision: Revision) -> None:
         """Remove the revision's owner of the object. If it was the last one, an applied object leaves."""
         left = tuple(other for other in self._owners[key] if other != revision.key)
-        self._in_doubt.setdefault(key, key)
+        self._unsettled.setdefault(key, key)
         if left:
             self._owners[key] = left
         else:
             del self._owners[key]
             if key in self._applied:
-                self._departures.put(key, revision)
+                self._drop(key, revision)
+
+    def _drop(self, key: K, revision: Revision) -> None:
+        """The object leaves: this plan was the last to drop it."""
+        self._leaving[key] = revision
+        self._departing[revision.key] += 1
+
+    def _keep(self, key: K) -> None:
+        """The object no longer leaves: it was deleted, or has an owner again."""
+        if (dropped_by := self._leaving.pop(key, None)) is not None:
+            self._departing[dropped_by.key] -= 1
+            if not self._departing[dropped_by.key]:
+                del self._departing[dropped_by.key]
 
 
 class Resync(Generic[K, V]):
@@ -293,6 +301,6 @@ class Resync(Generic[K, V]):
         return self._drift
 
     def _note(self, key: K, value: V | None) -> None:
-        was_right = not self._state.is_in_doubt(key)
+        was_right = key not in self._state.unsettled
         if not self._remember(key, value) and was_right:
             self._drift.append(Delta(key, value, self._state.desired(key)))

@@ -10,7 +10,7 @@ change never began.
 
 With a whole ledger, exactly the objects that it names are ours. Without one (at a first start, or when somebody removed
 or emptied it) the caller decides from what the kernel has. With one that lacks lines it decides from both. It records
-the result with `adopt`. `ledger_file` knows the format of the file.
+the result with `adopt`. `ledger_file` knows the format of the file. `Exclusion` says where the ledger alone decides.
 
 An intact line that cannot be decoded is the entry of another version of kroute. It stays in the file, so that this
 version, when it comes back, finds what it made (docs/upgrade.md).
@@ -18,6 +18,7 @@ version, when it comes back, finds what it made (docs/upgrade.md).
 
 import os
 from collections.abc import Iterable, KeysView
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -26,21 +27,6 @@ import structlog
 
 from kroute.model.plan import VirtualServerKey
 from kroute.reconcile import ledger_file
-from kroute.reconcile.ledger_entries import (
-    AddressDeleted,
-    AddressMade,
-    Entry,
-    LinkMade,
-    SyncDaemonStarted,
-    SyncDaemonStopped,
-    SysctlChanged,
-    TakeOverBegun,
-    TakeOverDone,
-    TimeoutsChanged,
-    VirtualServerDeleted,
-    VirtualServerMade,
-    check_address,
-)
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +38,94 @@ _MOST_WARNINGS = 5
 """How many undecodable lines the log names."""
 _SENSELESS = (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError)
 """The exceptions that decoding raises, for any bytes."""
+
+
+class VirtualServerMade(msgspec.Struct, frozen=True, tag_field="event", tag="virtual-server-made"):
+    """kroute is about to make this virtual server."""
+
+    key: VirtualServerKey
+
+
+class VirtualServerDeleted(msgspec.Struct, frozen=True, tag_field="event", tag="virtual-server-deleted"):
+    """This virtual server was deleted, or was never ours."""
+
+    key: VirtualServerKey
+
+
+class LinkMade(msgspec.Struct, frozen=True, tag_field="event", tag="link-made"):
+    """kroute is about to make this link."""
+
+    name: str
+
+
+class SysctlChanged(msgspec.Struct, frozen=True, tag_field="event", tag="sysctl-changed"):
+    """kroute is about to change this sysctl, or the kernel changed it when kroute changed another."""
+
+    name: str
+    old: str
+    new: str
+
+
+class TimeoutsChanged(msgspec.Struct, frozen=True, tag_field="event", tag="ipvs-timeouts-changed"):
+    """kroute is about to change the IPVS timeouts (tcp, tcpfin, udp; seconds)."""
+
+    old: tuple[int, int, int]
+    new: tuple[int, int, int]
+
+
+class AddressMade(msgspec.Struct, frozen=True, tag_field="event", tag="address-made"):
+    """A director is about to bind this address to an interface that it did not make."""
+
+    interface: str
+    address: str
+
+
+class AddressDeleted(msgspec.Struct, frozen=True, tag_field="event", tag="address-deleted"):
+    """This address was deleted, or was never ours."""
+
+    interface: str
+    address: str
+
+
+class SyncDaemonStarted(msgspec.Struct, frozen=True, tag_field="event", tag="sync-daemon-started"):
+    """A director is about to start the connection synchronization daemon of this role (`ip_vs.h`)."""
+
+    role: int
+    interface: str
+    sync_id: int
+
+
+class SyncDaemonStopped(msgspec.Struct, frozen=True, tag_field="event", tag="sync-daemon-stopped"):
+    """The daemon of this role was stopped, or was never ours."""
+
+    role: int
+
+
+class TakeOverBegun(msgspec.Struct, frozen=True, tag_field="event", tag="take-over-begun"):
+    """kroute is about to adopt what this proxy serves; the rest of the proxy's objects is to be removed."""
+
+    proxy: str
+
+
+class TakeOverDone(msgspec.Struct, frozen=True, tag_field="event", tag="take-over-done"):
+    """Nothing of this proxy's is left."""
+
+    proxy: str
+
+
+Entry = (
+    VirtualServerMade
+    | VirtualServerDeleted
+    | LinkMade
+    | SysctlChanged
+    | TimeoutsChanged
+    | AddressMade
+    | AddressDeleted
+    | SyncDaemonStarted
+    | SyncDaemonStopped
+    | TakeOverBegun
+    | TakeOverDone
+)
 
 
 class LedgerError(Exception):
@@ -170,7 +244,7 @@ class Ledger:
             try:
                 entry = decoder.decode(line)
                 if is_legacy:
-                    check_address(entry)
+                    _check_address(entry)
             except _SENSELESS as error:
                 if is_legacy:
                     senseless.append((number, str(error)))
@@ -275,3 +349,27 @@ def _change(members: set[T], member: T, *, adds: bool) -> None:
         members.add(member)
     else:
         members.discard(member)
+
+
+def _check_address(entry: Entry) -> None:
+    """Raise ValueError if the entry's address is malformed. A line without checksum may be damaged."""
+    if isinstance(entry, (VirtualServerMade, VirtualServerDeleted)):
+        ip_address(entry.key.address)
+    elif isinstance(entry, (AddressMade, AddressDeleted)):
+        ip_address(entry.address.partition("/")[0])
+
+
+class Exclusion:
+    """Networks whose virtual servers kroute does not clean up (`--exclude-cidrs`).
+
+    They have the meaning of kube-proxy's `excludeCIDRs` and kube-router's `--excluded-cidrs`. Services are served there
+    as everywhere. A virtual server there that the ledger does not name is foreign, even if the ledger lacks lines and
+    the address is on the dummy interface: kroute neither changes nor deletes it.
+    """
+
+    def __init__(self, cidrs: Iterable[str]) -> None:
+        self._networks = [ip_network(cidr) for cidr in cidrs]
+
+    def covers(self, address: str) -> bool:
+        """Whether the address is in an excluded network."""
+        return any(ip_address(address) in network for network in self._networks)

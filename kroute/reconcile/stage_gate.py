@@ -222,7 +222,7 @@ class StageGate:
         return True
 
     @property
-    def is_worked(self) -> bool:
+    def any_preparer_is_busy(self) -> bool:
         """Whether any controller that prepares plans is in a pass."""
         return any(passage.works() for passage in self._passages.values())
 

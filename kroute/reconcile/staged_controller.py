@@ -21,8 +21,8 @@ from kroute.broadcaster import Subscription
 from kroute.kernel.clients import EventSource
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, ServicePlan
+from kroute.reconcile.batch_writer import BatchWriter, log_changes
 from kroute.reconcile.batches import BATCH, sliced
-from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.pass_status import names_of
@@ -108,11 +108,18 @@ class StagedController(Controller, Generic[K, V]):
         self._accepted: set[ObjectKey] = set()
         self._seen: tuple[int, ...] = ()
         self._is_in_step = False
+        self._writer: BatchWriter[Delta[K, V], K] = BatchWriter(
+            self.status,
+            key_of=lambda delta: delta.key,
+            tell=lambda deltas: log_changes(log, deltas, self.event_of, self._fields),
+            note=lambda delta: desired.note_applied(delta.key, delta.desired),
+            owners_of=desired.owners,
+        )
         gate.join(
             self.wake,
             says={self.stage: self._is_prepared},
             waits_for=self.waits_for,
-            needs=lambda _: desired.has_doubts,
+            needs=lambda _: bool(desired.unsettled),
             works=lambda: self._is_in_step,
         )
 
@@ -171,7 +178,7 @@ class StagedController(Controller, Generic[K, V]):
             async for keys in sliced(retracted):
                 for key in self._plans.keys() & keys:
                     self.retracted(self._plans[key])
-        if not self.desired.has_doubts:
+        if not self.desired.unsettled:
             return
         seen = (self.desired.changes, *[self.gate.passages[stage] for stage in self.waits_for])
         if seen == self._seen:
@@ -203,7 +210,8 @@ class StagedController(Controller, Generic[K, V]):
             if len(deltas) < len(found):
                 self._put_back(due, {it.key for it in found}, {it.key for it in deltas})
             if deltas:
-                await self._write(deltas)
+                if self._writer.settle(deltas, await self.apply(deltas)):
+                    self.gate.proceed(self.clock())
                 size = _next_size(size, len(deltas), time.monotonic() - began)
             if due:
                 if is_any_complete:
@@ -230,28 +238,17 @@ class StagedController(Controller, Generic[K, V]):
         leaving: defaultdict[ObjectKey, list[K]] = defaultdict(list)
         if not all(map(self.desired.has_departed, self._accepted)):
             for key in self.desired.unwanted():
-                leaving[self.desired.let_go_by(key).key].append(key)
+                leaving[self.desired.dropped_by(key).key].append(key)
         for owner in self._accepted:
-            wanted = [key for key in self.desired.wanted_by(owner) if self.desired.is_in_doubt(key)]
+            wanted = [key for key in self.desired.wanted_by(owner) if key in self.desired.unsettled]
             due.put(owner, wanted + leaving.get(owner, []))
-
-    async def _write(self, deltas: Sequence[Delta[K, V]]) -> None:
-        refusals = await self.apply(deltas)
-        done = [delta for delta in deltas if delta.key not in refusals]
-        log_changes(log, done, self.event_of, self._fields)
-        for delta in done:
-            self.desired.note_applied(delta.key, delta.desired)
-        self.status.wrote(len(done))
-        if done:
-            self.gate.proceed(self.clock())
-        self.status.refused(refusals, (owner for key in refusals for owner in self.desired.owners(key)))
 
     def may_write(self, delta: Delta[K, V]) -> bool:
         """Whether this delta need not wait. By default a deletion waits until the plan that dropped it is WITHDRAWN.
 
         It may depend on the desired state, and on the stages that this controller waits for.
         """
-        return delta.desired is not None or self.gate.has_passed(self.desired.let_go_by(delta.key), WITHDRAWN)
+        return delta.desired is not None or self.gate.has_passed(self.desired.dropped_by(delta.key), WITHDRAWN)
 
     def retracted(self, plan: ServicePlan) -> None:
         """Submit a plan that has lost the stage again."""

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.ledger_entries import TakeOverBegun
+from kroute.reconcile.ledger import Ledger, TakeOverBegun
 from tests.lab import firewall, kubernetes
 from tests.lab.api_server import ApiServer
 from tests.lab.cluster import Cluster, Node, Pod

@@ -23,7 +23,7 @@ from kroute.broadcaster import Subscription
 from kroute.controllers.health_checks.server import HealthCheckServer
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck, NodePlan, Plan, Problem, ServicePlan
-from kroute.reconcile.change_log import log_changes
+from kroute.reconcile.batch_writer import log_changes
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.pass_status import Report

@@ -118,9 +118,13 @@ def _additions(
     return changes
 
 
+ABSENT = frozenset({ENOENT, ESRCH})
+"""The errors of a deletion that say that the object did not exist."""
+
+
 def is_absent(failure: Failure[IpvsChange]) -> bool:
     """Whether a deletion was refused because the object did not exist."""
-    return isinstance(failure.change, DeleteVirtualServer | DeleteRealServer) and failure.errno in {ENOENT, ESRCH}
+    return isinstance(failure.change, DeleteVirtualServer | DeleteRealServer) and failure.errno in ABSENT
 
 
 def is_taken(failure: Failure[IpvsChange]) -> bool:

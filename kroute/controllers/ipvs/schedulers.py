@@ -5,21 +5,32 @@ the scheduler is missing, that costs a refused write and a modprobe. So kroute a
 at each look and resync while it is missing.
 """
 
+from collections.abc import Iterable
+
 from kroute.controllers.ipvs.edits import with_scheduler
+from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
+from kroute.reconcile.pass_status import Report
 
 
 class Schedulers:
     """The schedulers that the kernel has, and the missing ones, each with the virtual servers that want it."""
 
-    def __init__(self, default: str) -> None:
+    def __init__(self, default: str, report: Report) -> None:
         self.default = default
+        self._report = report
+        self._is_asked_again = False
         self._known: set[str] = {default}
         self._missing: dict[str, set[VirtualServerKey]] = {}
 
-    @property
-    def missing(self) -> list[str]:
-        return list(self._missing)
+    def ask_again(self) -> None:
+        """Let `to_ask_again` return all that are missing once."""
+        self._is_asked_again = True
+
+    def to_ask_again(self) -> list[str]:
+        """The missing schedulers of which the kernel is to be asked again."""
+        is_due, self._is_asked_again = self._is_asked_again, False
+        return list(self._missing) if is_due else []
 
     def is_known(self, scheduler: str) -> bool:
         """Whether kroute knows that the kernel has it, or that the kernel does not have it."""
@@ -39,28 +50,27 @@ class Schedulers:
         """Forget that it is missing, because no virtual server wants it any more."""
         self._missing.pop(scheduler, None)
 
-    def fail(self, server: VirtualServer) -> bool:
-        """Note that the default scheduler serves this virtual server; returns whether that is new."""
-        failed = self._missing[server.scheduler]
-        is_new = server.key not in failed
+    def replace_missing(self, server: VirtualServer, owners: Iterable[ObjectKey]) -> None:
+        """Let the default serve this virtual server if its scheduler is missing. Its owners are told of it once."""
+        failed = self._missing.get(server.scheduler)
+        if failed is None or server.key in failed:
+            return
         failed.add(server.key)
-        return is_new
+        problem = Problem(
+            "SchedulerMissing",
+            f"scheduler {server.scheduler}",
+            f"The kernel of this node has no scheduler {server.scheduler} (module ip_vs_{server.scheduler}); "
+            f"{self.default} serves. Allowed: a scheduler whose module can be loaded.",
+        )
+        for owner in owners:
+            self._report(owner, problem)
 
     def waiting_for(self, scheduler: str) -> set[VirtualServerKey]:
         """The virtual servers that the default serves because this scheduler is missing; some may be deleted by now."""
         return self._missing[scheduler]
 
     def effective(self, desired: VirtualServer) -> VirtualServer:
-        """The virtual server with the default scheduler, if `fail` was called for it; otherwise unchanged."""
+        """The virtual server with the default scheduler, if `replace_missing` has replaced its own."""
         if desired.key in self._missing.get(desired.scheduler, ()):
             return with_scheduler(desired, self.default)
         return desired
-
-    def problem(self, scheduler: str) -> Problem:
-        """The problem that a Service with this missing scheduler has."""
-        return Problem(
-            "SchedulerMissing",
-            f"scheduler {scheduler}",
-            f"The kernel of this node has no scheduler {scheduler} (module ip_vs_{scheduler}); {self.default} serves. "
-            "Allowed: a scheduler whose module can be loaded.",
-        )

@@ -8,8 +8,7 @@ import structlog
 from kroute.kernel.clients import SysctlClient
 from kroute.kernel.errors import KernelError
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.ledger_entries import SysctlChanged
+from kroute.reconcile.ledger import Ledger, SysctlChanged
 from kroute.settings import Settings
 
 log = structlog.get_logger(__name__)

@@ -4,8 +4,7 @@ import structlog
 
 from kroute.kernel.clients import TimeoutClient
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.ledger_entries import TimeoutsChanged
+from kroute.reconcile.ledger import Ledger, TimeoutsChanged
 from kroute.settings import IpvsTimeouts
 
 log = structlog.get_logger(__name__)

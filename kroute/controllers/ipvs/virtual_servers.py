@@ -25,6 +25,7 @@ from kroute.comparison.virtual_servers import (
 )
 from kroute.controllers.ipvs.drains import Drains
 from kroute.controllers.ipvs.edits import (
+    ABSENT,
     Edit,
     edit,
     event_of,
@@ -35,7 +36,6 @@ from kroute.controllers.ipvs.edits import (
     with_real_servers,
 )
 from kroute.controllers.ipvs.effective_weights.effective_weights import EffectiveWeights
-from kroute.controllers.ipvs.foreign_servers import ForeignServers
 from kroute.controllers.ipvs.schedulers import Schedulers
 from kroute.controllers.ipvs.server_order.placement import There, moves_in, without_moves
 from kroute.controllers.ipvs.server_order.server_order import ServerOrder
@@ -50,12 +50,13 @@ from kroute.kernel.ipvs.client import (
     SetVirtualServer,
     VirtualServerState,
 )
-from kroute.model.plan import VirtualServer, VirtualServerKey
+from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
+from kroute.reconcile.batch_writer import BatchWriter, log_changes
 from kroute.reconcile.batches import in_portions
-from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.desired_state import Delta, DesiredState
-from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.ledger_entries import VirtualServerDeleted, VirtualServerMade
+from kroute.reconcile.ledger import Ledger, VirtualServerDeleted, VirtualServerMade
 from kroute.reconcile.pass_status import PassStatus, Report, names_of
 
 log = structlog.get_logger(__name__)
@@ -89,21 +90,29 @@ class VirtualServers:
         self._ipvs = ipvs
         self._order = ServerOrder(ipvs, sysctls)
         self._ledger = ledger
-        self._report = report
         self._suspect = suspect
         self._drains = Drains(drain_timeout)
-        self._schedulers = Schedulers(default_scheduler)
+        self._schedulers = Schedulers(default_scheduler, report)
         self.weights = EffectiveWeights(ipvs, self.desired, report, status)
-        self._foreign = ForeignServers(status, self.desired, report)
-        self._ask_again = False
+        self._foreign = _ForeignServers(status, self.desired, report)
+        self._edits: BatchWriter[IpvsChange, KernelKey] = BatchWriter(
+            status, key_of=lambda change: change.key, tell=self._tell, note=None, owners_of=self._owners
+        )
+        self._drained: BatchWriter[IpvsChange, IpvsChange] = BatchWriter(
+            status,
+            key_of=lambda change: change,
+            tell=self._tell,
+            note=self._note_drained,
+            owners_of=lambda change: self._owners(change.key),
+        )
 
     async def look(self) -> bool:
         """Whether others may have changed our part since the last scan or look. Have missing schedulers asked for."""
-        self._ask_again = True
+        self._schedulers.ask_again()
         return await self._ipvs.finds_change(self.desired.applied, self._drains.of, self.ours)
 
-    async def learn(self, meanwhile: Callable[[], Awaitable[None]]) -> list[str]:
-        """Scan the table into the applied state, awaiting `meanwhile` between two parts; returns the drift in words."""
+    async def learn(self, write_new_changes: Callable[[], Awaitable[None]]) -> list[str]:
+        """Scan the table into the applied state, awaiting `write_new_changes` between two parts; returns the drift."""
         await self._ipvs.begin()
         resync = self.desired.resync()
         draining: set[VirtualServerKey] = set()
@@ -126,10 +135,10 @@ class VirtualServers:
                         self._drains.found(key, stale, now)
                         known = in_terms_of_plans(key, state, stale)
                     resync.found(known.key, known)
-            await meanwhile()
+            await write_new_changes()
         self._foreign.keys -= no_longer_foreign
         self._drains.keep_only(draining | resync.overtaken)
-        self._ask_again = True
+        self._schedulers.ask_again()
         return [describe_drift(*drift) for drift in await resync.complete()]
 
     def _if_unchanged(self, key: VirtualServerKey, state: VirtualServerState) -> VirtualServer | None:
@@ -143,9 +152,7 @@ class VirtualServers:
         A virtual server that nobody wants stays while its address `is_leaving`. One that `is_held` is changed only if
         it gives packets no new way; it is not even deleted for want of real servers.
         """
-        if self._ask_again:
-            self._ask_again = False
-            await self._ask_again_for_schedulers()
+        await self._ask_again_for_schedulers()
         now = self._status.clock()
         await self.weights.advance(now)
         written = self._status.counters.writes
@@ -194,20 +201,16 @@ class VirtualServers:
         self._suspect(key for key, one in edits.items() if one.takes_away)
         failures = [it for it in await self._order.write(changes) if not is_absent(it)]
         # A virtual server's first refusal is the cause of its later ones, so report that one.
-        refusals = {planned_key(failure.change.key): str(failure) for failure in reversed(failures)}
+        refusals: dict[KernelKey, str] = {
+            planned_key(failure.change.key): str(failure) for failure in reversed(failures)
+        }
         taken = {failure.change.key for failure in failures if is_taken(failure)}
         not_ours = [key for key in made if key in taken]
         self._suspect(key for key in keys if key not in taken and key not in self.desired.applied)
         refusals |= {key: self._foreign.refuse(key) for key in not_ours}
         gone = [key for key, one in edits.items() if one.is_deletion and key not in refusals]
         self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
-        done = [change for change in changes if change.key not in refusals] if refusals else changes
-        self._status.wrote(len(done))
-        log_changes(log, without_moves(done), event_of, self._fields)
-        for key, moved in moves_in(done).items():
-            names = " ".join(names_of(self.desired.responsible(planned_key(key))))
-            log.info("real_servers.ordered", service=names, virtual_server=str(planned_key(key)), moved=moved)
-        self._status.refused(refusals, (owner for key in refusals for owner in self.desired.owners(key)))
+        self._edits.settle(changes, refusals)
         for key, one in edits.items():
             if key not in refusals:
                 self._remember(key, one)
@@ -216,9 +219,8 @@ class VirtualServers:
         desired = self.desired.desired(key)
         if desired is None:
             return Edit([DeleteVirtualServer(key)], [])
-        if desired.real_servers and desired.scheduler in self._schedulers.missing and self._schedulers.fail(desired):
-            for owner in self.desired.owners(key):
-                self._report(owner, self._schedulers.problem(desired.scheduler))
+        if desired.real_servers:
+            self._schedulers.replace_missing(desired, self.desired.owners(key))
         applied, draining = self.desired.applied.get(key), self._drains.of(key)
         self.weights.begin(applied, desired, draining)
         return edit(applied, self._effective(desired), draining, there)
@@ -247,7 +249,7 @@ class VirtualServers:
                 await self._ask_for_scheduler(desired)
 
     async def _ask_again_for_schedulers(self) -> None:
-        for scheduler in self._schedulers.missing:
+        for scheduler in self._schedulers.to_ask_again():
             candidates = (self.desired.desired(key) for key in self._schedulers.waiting_for(scheduler))
             desired = [one for one in candidates if one is not None and one.scheduler == scheduler]
             applied = next((one for one in desired if one.key in self.desired.applied), None)
@@ -282,16 +284,13 @@ class VirtualServers:
         if not (keys := self._drains.to_look_at(now)):
             return
         over = self._drains.over(await self._drains.read(self._ipvs, keys), now)
-        changes = {DeleteRealServer(key, real_server): key for key, real_server in over}
-        self._suspect(changes.values())
-        refusals = {it.change: str(it) for it in await self._ipvs.write(list(changes)) if not is_absent(it)}
-        done = [change for change in changes if change not in refusals]
-        for change in done:
-            self._drains.stop(changes[change], change.real_server)
-            self.desired.recheck(changes[change])
-        self._status.wrote(len(done))
-        log_changes(log, done, event_of, self._fields)
-        self._status.refused(refusals, {owner for key in changes.values() for owner in self.desired.owners(key)})
+        self._suspect(key for key, _ in over)
+        await self._drained.write([DeleteRealServer(*drained) for drained in over], self._ipvs.write, harmless=ABSENT)
+
+    def _note_drained(self, change: IpvsChange) -> None:
+        if isinstance(change, DeleteRealServer):
+            self._drains.stop(planned_key(change.key), change.real_server)
+            self.desired.recheck(planned_key(change.key))
 
     def _is_as_desired(self, applied: VirtualServer, desired: VirtualServer) -> bool:
         return agrees(applied, self._effective(desired), self._drains.of(applied.key))
@@ -300,9 +299,50 @@ class VirtualServers:
         """The virtual server with the scheduler that the kernel has, and the weights of now."""
         return self.weights.of(self._schedulers.effective(desired))
 
+    def _owners(self, key: KernelKey) -> tuple[ObjectKey, ...]:
+        return self.desired.owners(planned_key(key))
+
+    def _tell(self, changes: Sequence[IpvsChange]) -> None:
+        log_changes(log, without_moves(changes), event_of, self._fields)
+        for key, moved in moves_in(changes).items():
+            names = " ".join(names_of(self.desired.responsible(planned_key(key))))
+            log.info("real_servers.ordered", service=names, virtual_server=str(planned_key(key)), moved=moved)
+
     def _fields(self, change: IpvsChange) -> dict[str, object]:
         key = planned_key(change.key)
         return {"service": " ".join(names_of(self.desired.responsible(key))), **fields_of(change)}
+
+
+class _ForeignServers:
+    """The known foreign virtual servers. A plan that wants one is refused this key alone, and tried again later."""
+
+    def __init__(
+        self, status: PassStatus, desired: DesiredState[VirtualServerKey, VirtualServer], report: Report
+    ) -> None:
+        self.keys: set[KernelKey] = set()
+        self._status = status
+        self._desired = desired
+        self._report = report
+
+    def refuse(self, key: VirtualServerKey) -> str:
+        """Note that this one is foreign, report it if that is new, and return the sentence."""
+        self.keys.add(key)
+        subject = f"virtual server {key}"
+        message = (
+            f"{subject} exists on this node and is not in the ledger of what kroute has made, so it is left alone and "
+            "the Service is not served there. Delete it (ipvsadm -D), or change the Service."
+        )
+        if key not in self._status.retries:
+            for owner in self._desired.owners(key):
+                self._report(owner, Problem("ForeignVirtualServer", subject, message))
+        return message
+
+    def leave_out(self, deltas: Sequence[Delta[VirtualServerKey, VirtualServer]]) -> list[VirtualServerKey]:
+        """Refuse the deltas of foreign virtual servers; returns the keys of the others, which may be written."""
+        taken = [delta.key for delta in deltas if delta.key in self.keys]
+        refusals = {key: self.refuse(key) for key in taken}
+        self._status.refused(refusals, (owner for key in taken for owner in self._desired.owners(key)))
+        return [delta.key for delta in deltas if delta.key not in self.keys]
 
 
 def _size(delta: Delta[VirtualServerKey, VirtualServer]) -> int:

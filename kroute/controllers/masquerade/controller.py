@@ -117,7 +117,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         async for part in self._firewall.elements():
             for entry in part:
                 resync.found(entry, True)
-            await self.meanwhile()
+            await self.write_new_changes()
         self._rules_due = True
         drift += [
             describe_drift(one.key, self._set_name(one.key), is_there=one.applied is not None)
@@ -194,7 +194,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         """Check and write the rules. Sets are written meanwhile: another program may hold the lock for long."""
         self._rules_due, self._checks_rules = False, True
         try:
-            drift = await self.alongside(self._firewall.ensure_rules(node))
+            drift = await self.keep_writing_during(self._firewall.ensure_rules(node))
         finally:
             self._checks_rules, self._has_checked_rules = False, True
         self.status.repaired(drift)
@@ -217,7 +217,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         return all(
             self.desired.is_right(entry)
             for owner in self.desired.owners(vip)
-            for entry in self.desired.doubtful(owner)
+            for entry in self.desired.unsettled_of(owner)
             if entry.set is not AddressSet.VIP
         )
 

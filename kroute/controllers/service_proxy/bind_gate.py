@@ -52,7 +52,7 @@ class BindGate:
     def look_at_clock(self, now: float) -> None:
         """Find the Services that were waited for long enough. Call this first in a pass."""
         due = self.next_due()
-        if due is not None and (self._gate.is_worked or now > due + LATE):
+        if due is not None and (self._gate.any_preparer_is_busy or now > due + LATE):
             self._gate.proceed(now)
             due = self.next_due()
         if due is not None and now >= due:

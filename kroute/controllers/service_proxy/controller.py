@@ -30,8 +30,7 @@ from kroute.model.plan import NodePlan, ServicePlan, VirtualServerKey
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
-from kroute.reconcile.exclusion import Exclusion
-from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.ledger import Exclusion, Ledger
 from kroute.reconcile.pass_status import Report
 from kroute.reconcile.prepared_pods import PreparedPods
 from kroute.reconcile.resync_schedule import DigestPace
@@ -164,7 +163,7 @@ class ServiceProxy(Controller):
         drift = await self._vips.learn()
         wrong += [describe_drift(one.key, one.applied) for one in drift]
         self._lose(one.key for one in drift if one.applied is None)
-        return wrong + await self._servers.learn(self.meanwhile)
+        return wrong + await self._servers.learn(self.write_new_changes)
 
     async def look(self) -> bool:
         """Repair what `read` repairs at once, then look at the addresses and IPVS."""
@@ -274,8 +273,8 @@ class ServiceProxy(Controller):
 
     def _leave_the_rest(self) -> None:
         """Let every object that an earlier run left and no plan names leave with EARLIER_RUN."""
-        self._vips.desired.let_go_unwanted(EARLIER_RUN)
-        self._servers.desired.let_go_unwanted(EARLIER_RUN)
+        self._vips.desired.drop_unwanted(EARLIER_RUN)
+        self._servers.desired.drop_unwanted(EARLIER_RUN)
         self._gate.submit(EARLIER_RUN, WITHDRAWN)
 
     def _is_held(self, key: VirtualServerKey) -> bool:

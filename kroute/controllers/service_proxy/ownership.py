@@ -9,8 +9,7 @@ from kroute.kernel.ipvs.client import DeleteVirtualServer
 from kroute.kernel.net.addresses import UnbindAddress
 from kroute.model.plan import VirtualServerKey
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.exclusion import Exclusion
-from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.ledger import Exclusion, Ledger
 
 
 async def adopt_what_is_ours(
@@ -26,7 +25,7 @@ async def adopt_what_is_ours(
     if ledger.is_whole:
         links &= ledger.links
     else:
-        bound = exclusion.without(await addresses.read(interface.name))
+        bound = {address for address in await addresses.read(interface.name) if not exclusion.covers(address)}
         ours += [planned_key(key) for key in await ipvs.read() if key[1] in bound]
     if ledger.exists or ours or links:
         ledger.adopt(ours, links)

@@ -22,8 +22,8 @@ from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.netlink.message import address_family
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, ServicePlan, VirtualServerKey
+from kroute.reconcile.batch_writer import log_changes
 from kroute.reconcile.batches import sliced
-from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.pass_status import PassStatus
 from kroute.reconcile.resync_schedule import Metered

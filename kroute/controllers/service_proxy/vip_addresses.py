@@ -4,7 +4,7 @@ An address is bound last, when a Service that wants it is ready (the caller says
 address that somebody else has unbound is bound again in the same order as a new one.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 import structlog
@@ -13,11 +13,12 @@ from kroute.comparison.vips import agrees
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.kernel.clients import AddressClient
 from kroute.kernel.digest import LastLook
-from kroute.kernel.net.addresses import BindAddress, UnbindAddress
+from kroute.kernel.errors import Failure
+from kroute.kernel.net.addresses import AddressChange, BindAddress, UnbindAddress
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Vip
+from kroute.reconcile.batch_writer import BatchWriter, log_changes
 from kroute.reconcile.batches import sliced
-from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.pass_status import PassStatus, names_of
 from kroute.reconcile.resync_schedule import DigestPace
@@ -40,6 +41,13 @@ class VipAddresses:
         self._interface = interface
         self._last = LastLook()
         self._pace = pace
+        self._writer: BatchWriter[AddressChange, str] = BatchWriter(
+            status,
+            key_of=lambda change: change.address,
+            tell=lambda changes: log_changes(log, changes, _event_of, self._fields),
+            note=lambda change: self.desired.note_applied(change.address, self.desired.desired(change.address)),
+            owners_of=self.desired.responsible,
+        )
 
     async def look(self) -> bool:
         """Whether somebody else may have changed the addresses, and no event has said so."""
@@ -87,18 +95,13 @@ class VipAddresses:
 
     async def unbind(self) -> list[str]:
         """Unbind the addresses that nobody wants; returns those that were unbound."""
-        gone: list[str] = []
+        gone: list[AddressChange] = []
         waiting = self._status.waiting()
         due = [address for address in self.desired.unwanted() if address not in waiting]
         async for batch in sliced(due):
-            failures = await self._addresses.write(self._interface.name, [UnbindAddress(address) for address in batch])
-            refusals = {
-                failure.change.address: str(failure)
-                for failure in failures
-                if failure.errno not in {EADDRNOTAVAIL, ENODEV}
-            }
-            gone += self._settle(batch, refusals, "vip.unbound")
-        return gone
+            changes = [UnbindAddress(address) for address in batch]
+            gone += await self._writer.write(changes, self._send, harmless={EADDRNOTAVAIL, ENODEV})
+        return [change.address for change in gone]
 
     async def bind(self, unready: Set[ObjectKey], is_held: IsHeld, has_route: HasRoute) -> list[str]:
         """Bind the missing addresses that a Service wants that is not `unready`, and that are not held for it.
@@ -106,9 +109,9 @@ class VipAddresses:
         Where an owner's source route exists, the kernel's own route is deleted in the same write. Returns those that
         were bound.
         """
-        bound: list[str] = []
-        if not any(True for it in self.desired.in_doubt() for owner in self.desired.owners(it) if owner not in unready):
-            return bound
+        if not any(True for it in self.desired.unsettled for owner in self.desired.owners(it) if owner not in unready):
+            return []
+        bound: list[AddressChange] = []
         waiting = self._status.waiting()
         async for batch in sliced(await self.missing()):
             changes = [
@@ -117,8 +120,8 @@ class VipAddresses:
                 if address not in waiting and self._may_bind(address, unready, is_held)
             ]
             if changes:
-                bound += await self._bind(changes)
-        return bound
+                bound += await self._writer.write(changes, self._send, harmless={EEXIST})
+        return [change.address for change in bound]
 
     def _may_bind(self, address: str, unready: Set[ObjectKey], is_held: IsHeld) -> bool:
         return any(owner not in unready and not is_held(owner, address) for owner in self.desired.owners(address))
@@ -128,21 +131,15 @@ class VipAddresses:
         routed = vip is not None and vip.source is not None and any(map(has_route, self.desired.owners(address)))
         return BindAddress(address, keep_kernel_route=not routed)
 
-    async def _bind(self, batch: Sequence[BindAddress]) -> list[str]:
-        failures = await self._addresses.write(self._interface.name, batch)
-        refusals = {failure.change.address: str(failure) for failure in failures if failure.errno != EEXIST}
-        return self._settle([change.address for change in batch], refusals, "vip.bound")
-
-    def _settle(self, written: Sequence[str], refusals: Mapping[str, str], event: str) -> list[str]:
-        """Log, note and count a write. Returns the addresses that are now as desired."""
+    async def _send(self, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
+        failures = await self._addresses.write(self._interface.name, changes)
         self._last.wrote()
-        done = [address for address in written if address not in refusals]
-        log_changes(log, done, lambda _: event, self._fields)
-        for address in done:
-            self.desired.note_applied(address, self.desired.desired(address))
-        self._status.wrote(len(done))
-        self._status.refused(refusals, (it for address in refusals for it in self.desired.responsible(address)))
-        return done
+        return failures
 
-    def _fields(self, address: str) -> dict[str, object]:
-        return {"service": " ".join(names_of(self.desired.responsible(address))), "vip": address}
+    def _fields(self, change: AddressChange) -> dict[str, object]:
+        services = names_of(self.desired.responsible(change.address))
+        return {"service": " ".join(services), "vip": change.address}
+
+
+def _event_of(change: AddressChange) -> str:
+    return "vip.bound" if isinstance(change, BindAddress) else "vip.unbound"

@@ -15,8 +15,7 @@ from kroute.kernel.nftables.chains import NftChain
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.plan import Protocol, VirtualServerKey
-from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.ledger_entries import VirtualServerMade
+from kroute.reconcile.ledger import Ledger, VirtualServerMade
 from kroute.settings import Settings
 from kroute.watchers.kubernetes import access
 from tests.apiserver import ApiServer

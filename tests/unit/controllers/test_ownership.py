@@ -10,8 +10,7 @@ from structlog.testing import capture_logs
 
 from kroute.kernel.ipvs.client import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.addresses import UnbindAddress
-from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.ledger_entries import LinkMade
+from kroute.reconcile.ledger import Ledger, LinkMade
 from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode, new_kernel, plan, server
 
 WEB = (6, "10.96.0.1", 80)

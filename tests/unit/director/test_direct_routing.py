@@ -27,8 +27,7 @@ from kroute.kernel.net.addresses import BindAddress, RenewAddress, UnbindAddress
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, RealServer, ServicePlan, Vip, VirtualServer, VirtualServerKey
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.ledger_entries import AddressMade
+from kroute.reconcile.ledger import AddressMade, Ledger
 from kroute.settings import Settings
 from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import FakeKernel

@@ -16,7 +16,7 @@ from kroute.migration.leftovers import Leftovers, NodeScan, recognise
 from kroute.migration.saved_rules import dsr_marks
 from kroute.migration.take_over_options import NODE_PORT_RANGE
 from kroute.model.plan import Protocol, VirtualServerKey
-from kroute.reconcile.exclusion import Exclusion
+from kroute.reconcile.ledger import Exclusion
 from kroute.settings import OTHER_VIP_INTERFACES
 from tests.lab.kube_proxy_rules import Served, iptables_rules, ipvs_rules
 from tests.lab.other_proxy_rules import (

@@ -48,7 +48,7 @@ async def test_of_many_objects_only_those_in_doubt_are_compared_again() -> None:
         state.note_applied(str(number), number)
     state.want(B, {"b": 1})
     compared.clear()
-    assert list(state.doubtful(A.key)) == ["x", "y"]
+    assert list(state.unsettled_of(A.key)) == ["x", "y"]
     assert not state.is_settled(A.key)
     state.note_applied("x", -1)
     state.note_applied("y", -2)
@@ -213,11 +213,11 @@ async def test_what_is_written_while_a_resync_goes_on_is_newer_than_what_it_find
 def test_what_leaves_is_let_go_by_the_plan_that_named_it_last() -> None:
     state: DesiredState[str, int] = DesiredState()
     state.note_applied("x", 1)
-    assert state.let_go_by("x") is EARLIER_RUN
+    assert state.dropped_by("x") is EARLIER_RUN
     state.want(A, {"x": 1})
     gone = plan("a", generation=2)
     state.want(gone, {})
-    assert state.let_go_by("x") is gone
+    assert state.dropped_by("x") is gone
     assert state.responsible("x") == (A.key,)
     assert not state.has_departed(A.key)
     state.note_applied("x", None)
@@ -251,7 +251,7 @@ def test_what_an_earlier_run_left_is_what_no_plan_ever_named() -> None:
         state.note_applied(key, 1)
     state.want(A, {"x": 1, "y": 1})
     state.want(plan("a", generation=2), {"x": 1})
-    state.let_go_unwanted(EARLIER_RUN)
+    state.drop_unwanted(EARLIER_RUN)
     assert not state.has_departed(EARLIER_RUN.key)
     state.note_applied("z", None)
     assert state.has_departed(EARLIER_RUN.key)
@@ -276,5 +276,5 @@ async def test_what_a_restart_finds_of_one_owner_costs_no_more_than_of_many() ->
     state.want(A, {Counted(number): 1 for number in range(1000)})
     before = Counted.comparisons
     drift = await read(state, {Counted(number): 1 for number in range(1000)})
-    assert (drift, state.has_doubts) == ([], False)
+    assert (drift, set(state.unsettled)) == ([], set())
     assert Counted.comparisons - before < 20_000

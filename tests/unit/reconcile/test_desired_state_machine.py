@@ -66,7 +66,7 @@ class Following(RuleBasedStateMachine):
 
     @rule()
     def the_rest_is_an_earlier_runs(self) -> None:
-        self.state.let_go_unwanted(EARLIER_RUN)
+        self.state.drop_unwanted(EARLIER_RUN)
         for key in self.state.unwanted():
             self.let_go.setdefault(key, EARLIER_RUN)
 
@@ -141,12 +141,12 @@ class Following(RuleBasedStateMachine):
 
     @invariant()
     def what_is_wrong_is_in_doubt(self) -> None:
-        assert all(self.state.is_right(key) or self.state.is_in_doubt(key) for key in KEYS)
+        assert all(self.state.is_right(key) or key in self.state.unsettled for key in KEYS)
 
     @invariant()
     def what_is_there_as_desired_is_the_plans_own_object(self) -> None:
         for key, value in self.state.applied.items():
-            if value == self._desired(key) and not self.state.is_in_doubt(key):
+            if value == self._desired(key) and key not in self.state.unsettled:
                 assert value is self._desired(key)
 
     @invariant()
@@ -154,7 +154,7 @@ class Following(RuleBasedStateMachine):
         self.let_go = {key: revision for key, revision in self.let_go.items() if key in self.state.applied}
         for key in KEYS:
             assert self.state.is_leaving(key) == (key in self.state.applied and not self.order[key])
-            assert self.state.let_go_by(key) is self.let_go.get(key, EARLIER_RUN)
+            assert self.state.dropped_by(key) is self.let_go.get(key, EARLIER_RUN)
         left = {revision.key for revision in self.let_go.values()}
         for owner in (*self.desired, EARLIER_RUN.key):
             assert self.state.has_departed(owner) == (owner not in left)

@@ -6,8 +6,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.model.plan import Protocol, VirtualServerKey
-from kroute.reconcile.ledger import Ledger, LedgerError
-from kroute.reconcile.ledger_entries import (
+from kroute.reconcile.ledger import (
+    Ledger,
+    LedgerError,
     LinkMade,
     SysctlChanged,
     TakeOverBegun,

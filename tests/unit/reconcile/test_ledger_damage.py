@@ -11,9 +11,10 @@ from structlog.testing import capture_logs
 
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile import ledger_file
-from kroute.reconcile.ledger import Ledger, LedgerError
-from kroute.reconcile.ledger_entries import (
+from kroute.reconcile.ledger import (
     AddressMade,
+    Ledger,
+    LedgerError,
     LinkMade,
     SysctlChanged,
     VirtualServerDeleted,

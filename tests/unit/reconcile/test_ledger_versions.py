@@ -6,8 +6,7 @@ from structlog.testing import capture_logs
 
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile import ledger_file
-from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.ledger_entries import LinkMade, VirtualServerDeleted, VirtualServerMade
+from kroute.reconcile.ledger import Ledger, LinkMade, VirtualServerDeleted, VirtualServerMade
 
 WEB = VirtualServerKey(Protocol.TCP, "10.96.0.1", 80)
 DNS = VirtualServerKey(Protocol.UDP, "fd00::10", 53)

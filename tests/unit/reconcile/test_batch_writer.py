@@ -5,7 +5,7 @@ import logging
 import structlog
 from structlog.testing import CapturingLogger
 
-from kroute.reconcile.change_log import MANY, log_changes
+from kroute.reconcile.batch_writer import MANY, log_changes
 
 
 def logged(count: int, level: int) -> list[tuple[str, dict[str, object]]]:
