@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack
 from kroute.kernel.conntrack import (
     CTA_TUPLE_ORIG,
     CTA_TUPLE_REPLY,
+    NFNL_SUBSYS_CTNETLINK,
     UDP,
     Conntrack,
     Flow,
-    conntrack_message,
     encode_tuple,
 )
 from kroute.kernel.ipset import Ipset
@@ -23,7 +23,7 @@ from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import LocalRoute, Routes
-from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_EXCL, address_family, attribute
+from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_EXCL, address_family, attribute, nfnetlink_message
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER, NetlinkSocket
 from kroute.kernel.nftables.client import Nftables
 from tests.fakes.addresses import FakeAddresses
@@ -122,7 +122,8 @@ class RealNode:
 
 
 def _new_entry(flow: Flow, protocol: int) -> bytes:
-    return conntrack_message(
+    return nfnetlink_message(
+        NFNL_SUBSYS_CTNETLINK,
         MSG_CT_NEW,
         NLM_F_CREATE | NLM_F_EXCL,
         address_family(flow.source),

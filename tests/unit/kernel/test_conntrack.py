@@ -21,11 +21,11 @@ from kroute.kernel.conntrack import (
     CTA_TUPLE_ZONE,
     CTA_ZONE,
     MOST_FILTERS,
+    NFNL_SUBSYS_CTNETLINK,
     UDP,
     Conntrack,
     DeleteFlow,
     Flow,
-    conntrack_message,
     encode_delete,
     encode_dump,
     encode_tuple,
@@ -40,6 +40,7 @@ from kroute.kernel.netlink.message import (
     attribute,
     attributes,
     be16,
+    nfnetlink_message,
     pack_address,
     to_be16,
     to_u32,
@@ -54,7 +55,8 @@ BODY = HEADER.size + 4
 
 def listed(flow: Flow, *more: bytes, protocol: int = UDP, reply: bytes = b"") -> bytes:
     """Return an entry as the kernel lists it."""
-    answer = conntrack_message(
+    answer = nfnetlink_message(
+        NFNL_SUBSYS_CTNETLINK,
         0,
         0,
         socket.AF_INET6 if ":" in flow.source else socket.AF_INET,
@@ -128,7 +130,7 @@ class FilteringNetlink:
         self.flows, self.refused = flows, refused
         self.dumps = self.answered = 0
 
-    async def request(self, message: bytes, parse: Callable[[int, bytes], Flow | None]) -> list[Flow]:
+    async def request(self, message: bytes, parse: Callable[[bytes], Flow | None]) -> list[Flow]:
         self.dumps += 1
         asked = attributes(message, BODY)
         flags = to_u32(attributes(asked[CTA_FILTER])[CTA_FILTER_ORIG_FLAGS])
@@ -144,7 +146,7 @@ class FilteringNetlink:
             and (not flags & CTA_FILTER_PROTO_DST_PORT or to_be16(ports[CTA_PROTO_DST_PORT]) == flow.destination_port)
         ]
         self.answered += len(matching)
-        return [found for flow in matching if (found := parse(0, listed(flow))) is not None]
+        return [found for flow in matching if (found := parse(listed(flow))) is not None]
 
 
 OTHERS = [

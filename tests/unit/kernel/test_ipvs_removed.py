@@ -25,7 +25,7 @@ class Kernel(NetlinkSocket):
         self.schedulers = {"rr"}
         self.asked: list[int] = []
 
-    async def request(self, message: bytes, parse: Callable[[int, bytes], object]) -> list[object]:  # type: ignore[override]
+    async def request(self, message: bytes, parse: Callable[[bytes], object]) -> list[object]:  # type: ignore[override]
         self._check(message)
         return []
 

@@ -19,10 +19,10 @@ class WithoutIpv6:
     def __init__(self) -> None:
         self.rules: list[bytes] = []
 
-    async def request(self, query: bytes, parse: Callable[[int, bytes], bytes | None]) -> list[bytes]:
+    async def request(self, query: bytes, parse: Callable[[bytes], bytes | None]) -> list[bytes]:
         if query[HEADER.size] == AF_INET6:
             raise KernelError("refused", errno=errno.EAFNOSUPPORT)
-        return [rule for payload in self.rules if (rule := parse(0, payload)) is not None]
+        return [rule for payload in self.rules if (rule := parse(payload)) is not None]
 
     async def transact(self, messages: Sequence[bytes]) -> dict[int, int]:
         payloads = [it[HEADER.size :] for it in messages]
