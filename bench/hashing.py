@@ -23,7 +23,7 @@ from typing import Any
 from bench.place.kernel_name import kernel_name
 from bench.report import page, plots
 from bench.run import circumstances
-from kroute.controllers.ipvs.server_order.placement import place
+from kroute.controllers.ipvs.server_order import place
 from kroute.kernel import modules
 from kroute.kernel.ipvs.client import (
     AddRealServer,

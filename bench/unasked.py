@@ -32,12 +32,12 @@ PAGE = PROJECT / "docs" / "performance.md"
 MARKS = page.marks("unasked")
 SERVICES, ENDPOINTS = 1000, 10
 
-_WEIGHTS = "kroute/controllers/ipvs/effective_weights"
+_IPVS = "kroute/controllers/ipvs"
 PARTS: Mapping[str, tuple[str, ...]] = {
     "weights and locality": ("kroute/planning/weights/",),
-    "slow start": (f"{_WEIGHTS}/slow_starts.py", "kroute/planning/weights/slow_start.py"),
-    "ejection": (f"{_WEIGHTS}/ejections.py", f"{_WEIGHTS}/evidence.py"),
-    "order of real servers": ("kroute/controllers/ipvs/server_order/",),
+    "slow start": (f"{_IPVS}/slow_starts.py", "kroute/planning/weights/slow_start.py"),
+    "ejection": (f"{_IPVS}/ejections.py", f"{_IPVS}/confirmations.py"),
+    "order of real servers": (f"{_IPVS}/server_order.py",),
 }
 """The files of each part, or their folder."""
 _CLIENTS = "/kroute/kernel/"

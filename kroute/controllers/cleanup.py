@@ -65,7 +65,7 @@ async def hand_over(
 
 
 async def _undo_direct_return(tunnels: TunnelClient, report: CleanupReport) -> None:
-    from kroute.controllers.direct_return.cleanup import undo_direct_return  # noqa: PLC0415  for a cleanup alone
+    from kroute.controllers.direct_return import undo_direct_return  # noqa: PLC0415  for a cleanup alone
 
     await undo_direct_return(tunnels, report)
 

@@ -33,7 +33,7 @@ from kroute.reconcile.stage_gate import StageGate
 from kroute.settings import Settings
 
 if TYPE_CHECKING:
-    from kroute.controllers.direct_return.controller import DirectReturn
+    from kroute.controllers.direct_return import DirectReturn
 
 
 REPAIRS_APART = 60.0
@@ -94,7 +94,7 @@ class NodeControllers:
         self._tunnels, prepared = kernel.tunnels, PreparedPods()
         self.direct_return = None
         if settings.direct_return:
-            from kroute.controllers.direct_return.controller import DirectReturn  # noqa: PLC0415  few nodes have it
+            from kroute.controllers.direct_return import DirectReturn  # noqa: PLC0415  few nodes have it
 
             self.direct_return = DirectReturn(
                 settings,

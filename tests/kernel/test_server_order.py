@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from kroute.controllers.ipvs.server_order.placement import place
-from kroute.controllers.ipvs.server_order.server_order import ENDS_CONNECTIONS, keeping_connections
+from kroute.controllers.ipvs.server_order import ENDS_CONNECTIONS, keeping_connections, place
 from kroute.kernel.ipvs.client import (
     AddRealServer,
     AddVirtualServer,

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kroute.controllers.direct_return.cleanup import undo_direct_return
-from kroute.controllers.direct_return.pods import Pods
+from kroute.controllers.direct_return import Pods, undo_direct_return
 from kroute.kernel import modules
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net import steering

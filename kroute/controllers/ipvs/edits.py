@@ -7,7 +7,7 @@ import msgspec
 
 from kroute.comparison.forwarding import method_of
 from kroute.comparison.virtual_servers import is_served_out, options_of, planned_key
-from kroute.controllers.ipvs.server_order.placement import There, place, without_moves
+from kroute.controllers.ipvs.server_order import There, place
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.client import (
     AddRealServer,
@@ -24,10 +24,14 @@ from kroute.schedulers import SCHEDULERS_BY_ORDER
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """The changes that lead to the desired state, and the real servers that begin to drain."""
+    """The changes that lead to the desired state, and the real servers that begin to drain.
+
+    `moved` are those that are deleted and added again, for the sake of their order.
+    """
 
     changes: list[IpvsChange]
     draining: list[RealServerKey]
+    moved: Collection[RealServerKey] = ()
 
     @property
     def is_deletion(self) -> bool:
@@ -37,8 +41,8 @@ class Edit(msgspec.Struct, frozen=True):
     @property
     def takes_away(self) -> bool:
         """Whether it deletes the virtual server or a real server, so that connections lose it."""
-        kinds = set(map(type, without_moves(self.changes)))
-        return DeleteVirtualServer in kinds or DeleteRealServer in kinds
+        deleted = [change for change in self.changes if isinstance(change, DeleteVirtualServer | DeleteRealServer)]
+        return len(deleted) > len(self.moved)
 
 
 def with_scheduler(server: VirtualServer, scheduler: str) -> VirtualServer:
@@ -81,13 +85,16 @@ def edit(
     if applied is not None and not desired.real_servers and is_served_out(applied, draining):
         return Edit([DeleteVirtualServer(desired.key)], [])
     before = _weights(applied.real_servers if applied else ())
-    changes = _additions(applied, desired, before, draining, there) if desired.real_servers else []
+    placements = place(desired, there) if there is not None and desired.scheduler in SCHEDULERS_BY_ORDER else []
+    moved = [change.real_server for change in placements if isinstance(change, DeleteRealServer)]
+    changes = _additions(applied, desired, before, draining, placements) if desired.real_servers else []
     after = _weights(desired.real_servers)
     leaving = [real_server for real_server in before if real_server not in after]
     if desired.key.protocol != Protocol.TCP:
-        return Edit(changes + [DeleteRealServer(desired.key, real_server) for real_server in leaving], [])
+        return Edit(changes + [DeleteRealServer(desired.key, real_server) for real_server in leaving], [], moved)
     method = method_of(applied or desired)
-    return Edit(changes + [SetRealServer(desired.key, real_server, 0, method) for real_server in leaving], leaving)
+    changes += [SetRealServer(desired.key, real_server, 0, method) for real_server in leaving]
+    return Edit(changes, leaving, moved)
 
 
 def _additions(
@@ -95,7 +102,7 @@ def _additions(
     desired: VirtualServer,
     before: Mapping[RealServerKey, int],
     draining: Collection[RealServerKey],
-    there: There | None,
+    placements: Collection[AddRealServer | DeleteRealServer],
 ) -> list[IpvsChange]:
     key = desired.key
     changes: list[IpvsChange] = []
@@ -105,7 +112,6 @@ def _additions(
         changes.append(SetVirtualServer(key, options_of(desired)))
     method = method_of(desired)
     is_other_way = applied is not None and applied.is_tunnelled != desired.is_tunnelled
-    placements = place(desired, there) if there is not None and desired.scheduler in SCHEDULERS_BY_ORDER else []
     changes += placements
     placed = {change.real_server for change in placements}
     for real_server, weight in _weights(desired.real_servers).items():

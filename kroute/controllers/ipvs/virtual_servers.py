@@ -35,10 +35,9 @@ from kroute.controllers.ipvs.edits import (
     only_takes_away,
     with_real_servers,
 )
-from kroute.controllers.ipvs.effective_weights.effective_weights import EffectiveWeights
+from kroute.controllers.ipvs.effective_weights import EffectiveWeights
 from kroute.controllers.ipvs.schedulers import Schedulers
-from kroute.controllers.ipvs.server_order.placement import There, moves_in, without_moves
-from kroute.controllers.ipvs.server_order.server_order import ServerOrder
+from kroute.controllers.ipvs.server_order import ServerOrder, There, apart_from_moves
 from kroute.controllers.ipvs.table_look import TableLook
 from kroute.kernel.clients import SysctlClient
 from kroute.kernel.ipvs.client import (
@@ -58,6 +57,7 @@ from kroute.reconcile.batches import in_portions
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.ledger import Ledger, VirtualServerDeleted, VirtualServerMade
 from kroute.reconcile.pass_status import PassStatus, Report, names_of
+from kroute.schedulers import SCHEDULERS_BY_ORDER
 
 log = structlog.get_logger(__name__)
 
@@ -193,13 +193,16 @@ class VirtualServers:
 
     async def _write(self, keys: Sequence[VirtualServerKey]) -> None:
         await self._ask_for_schedulers(keys)
-        there = await self._order.read((self.desired.applied.get(key), self.desired.desired(key)) for key in keys)
+        wanted = [server for key in keys if (server := self.desired.desired(key)) is not None]
+        by_order = [server for server in wanted if server.scheduler in SCHEDULERS_BY_ORDER]
+        there = await self._order.read(by_order, self.desired.applied) if by_order else {}
         edits = {key: self._edit(key, there.get(key)) for key in keys}
         made = [key for key in keys if key not in self.desired.applied and key not in self._ledger.virtual_servers]
         self._ledger.record([VirtualServerMade(key) for key in made])
         changes = [change for one in edits.values() for change in one.changes]
+        moved = {(key, real_server) for key, one in edits.items() for real_server in one.moved}
         self._suspect(key for key, one in edits.items() if one.takes_away)
-        failures = [it for it in await self._order.write(changes) if not is_absent(it)]
+        failures = [it for it in await self._order.write(changes, moved) if not is_absent(it)]
         # A virtual server's first refusal is the cause of its later ones, so report that one.
         refusals: dict[KernelKey, str] = {
             planned_key(failure.change.key): str(failure) for failure in reversed(failures)
@@ -303,8 +306,9 @@ class VirtualServers:
         return self.desired.owners(planned_key(key))
 
     def _tell(self, changes: Sequence[IpvsChange]) -> None:
-        log_changes(log, without_moves(changes), event_of, self._fields)
-        for key, moved in moves_in(changes).items():
+        others, moves = apart_from_moves(changes)
+        log_changes(log, others, event_of, self._fields)
+        for key, moved in moves.items():
             names = " ".join(names_of(self.desired.responsible(planned_key(key))))
             log.info("real_servers.ordered", service=names, virtual_server=str(planned_key(key)), moved=moved)
 

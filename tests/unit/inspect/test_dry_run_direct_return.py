@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kroute.inspect.dry_run import dry_run
-from tests.unit.controllers.direct_return.test_controller import POD, REMOTE, VIP, direct
+from tests.unit.controllers.test_direct_return import POD, REMOTE, VIP, direct
 from tests.unit.fake_node import FakeNode, node_plan
 
 PLANS = (node_plan(1, "10.0.0.0/8"), direct(1, POD, REMOTE))

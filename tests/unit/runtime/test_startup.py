@@ -19,7 +19,7 @@ UNUSED = (
     *("kroute.inspect.explain", "kroute.inspect.dry_run", "kroute.inspect.answers", "kroute.inspect.status"),
     *("kroute.telemetry.answers.agent_status", "kroute.telemetry.kernel_reader", "kroute.watchers.manifests.watcher"),
     *("kroute.migration.kube_proxy_flags", "kroute.migration.kube_proxy_configuration"),
-    *("kroute.http.probes", "kroute.model.probes", "kroute.controllers.ipvs.effective_weights.confirmations"),
+    *("kroute.http.probes", "kroute.model.probes", "kroute.controllers.ipvs.confirmations"),
     *("kroute.controllers.direct_return", "kroute.kernel.pods", "kroute.kernel.net.steering"),
 )
 """Some that an agent may come to use, and some that it never does."""

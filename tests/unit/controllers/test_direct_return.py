@@ -8,8 +8,7 @@ from socket import AF_INET
 import msgspec
 import pytest
 
-from kroute.controllers.direct_return.controller import DirectReturn
-from kroute.controllers.direct_return.pods import LINGER, PASS
+from kroute.controllers.direct_return import LINGER, PASS, DirectReturn
 from kroute.firewall.backend import firewall_of
 from kroute.kernel.net.steering import Steer
 from kroute.model.plan import AddressSet, ServicePlan, SetEntry, TunnelEnd

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from kroute.comparison.virtual_servers import in_order_of_addition
-from kroute.controllers.ipvs.server_order.placement import place
-from kroute.controllers.ipvs.server_order.server_order import ENDS_CONNECTIONS
+from kroute.controllers.ipvs.server_order import ENDS_CONNECTIONS, place
 from kroute.kernel.ipvs.client import (
     AddRealServer,
     DeleteRealServer,

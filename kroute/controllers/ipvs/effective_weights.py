@@ -8,8 +8,8 @@ import msgspec
 import structlog
 
 from kroute.backoff import patiently
-from kroute.controllers.ipvs.effective_weights.ejections import Ejections, Happened
-from kroute.controllers.ipvs.effective_weights.slow_starts import SlowStarts
+from kroute.controllers.ipvs.ejections import Ejections, Happened
+from kroute.controllers.ipvs.slow_starts import SlowStarts
 from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.ipvs.client import RealServerKey
 from kroute.kernel.ipvs.objects import describe_endpoint
@@ -20,7 +20,7 @@ from kroute.reconcile.pass_status import PassStatus, Report, names_of
 from kroute.reconcile.stage_gate import Revision
 
 if TYPE_CHECKING:
-    from kroute.controllers.ipvs.effective_weights.confirmations import Confirmations
+    from kroute.controllers.ipvs.confirmations import Confirmations
 
 log = structlog.get_logger(__name__)
 
@@ -165,7 +165,7 @@ class EffectiveWeights:
 
 
 async def _load() -> "Confirmations":
-    from kroute.controllers.ipvs.effective_weights.confirmations import (  # noqa: PLC0415  few nodes need it
+    from kroute.controllers.ipvs.confirmations import (  # noqa: PLC0415  few nodes need it
         Confirmations,
     )
 

@@ -1,25 +1,36 @@
-"""The ends of tunnels in this node's pods.
+"""Has pods answer clients of external addresses themselves, past the node that the client has reached.
 
-A pod is found by its address among the network namespaces of the node's processes. What a namespace contains is for
-whoever is in it to say, so of several with one address that counts which is owned by the user namespace nearest to this
-process's: the container runtime's. Each pod is prepared for itself; one that fails is tried again later, alone. A pass
-has a deadline, and the next one goes on where it has stopped, so VIPs do not wait for what somebody does in namespaces.
+Two things are this controller's. On the node: which VIPs on no link are delivered to it, by a table of routes that the
+firewall's mark leads to. In this node's pods: the end of the tunnel, by which the node that was reached sends on what
+the client has sent. Both are made only with `--direct-return`.
+
+A VIP goes live last: its route is written when service_proxy has said SERVED, source ranges are enforced, and somebody
+serves. It is deleted when the plan that dropped it is WITHDRAWN.
 """
 
+import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from socket import AF_INET, AF_INET6
 
 import structlog
 
+from kroute.broadcaster import Subscription
 from kroute.kernel.clients import TunnelClient
 from kroute.kernel.errors import KernelError
+from kroute.kernel.net.steering import Steer
 from kroute.kernel.pods.client import LINKS
 from kroute.kernel.pods.namespaces import PodNamespace
 from kroute.kernel.pods.pod_network import PodTunnel
+from kroute.model.addresses import Family, family_of
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import Problem, ServicePlan, TunnelEnd
+from kroute.model.plan import AddressSet, Problem, ServicePlan, TunnelEnd
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.controller import Controller
 from kroute.reconcile.pass_status import PassStatus, Report
+from kroute.reconcile.prepared_pods import PreparedPods
+from kroute.reconcile.stage_gate import ENFORCED, ENTRIES_PREPARED, SERVED, WITHDRAWN, StageGate
+from kroute.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -33,8 +44,125 @@ MOST_ASKED = 8
 """Namespaces that are asked whether they have an address with which several were seen."""
 
 
+class DirectReturn(Controller):
+    """Owns the steering of VIPs on no link, and the ends of tunnels in pods. `prepared` learns which pods are ready."""
+
+    name = "direct_return"
+    first_resync = 1 / 3
+    waits_for = (SERVED, ENTRIES_PREPARED, WITHDRAWN, *ENFORCED.values())
+
+    def __init__(
+        self,
+        settings: Settings,
+        subscription: Subscription,
+        gate: StageGate,
+        *,
+        tunnels: TunnelClient,
+        prepared: PreparedPods,
+        report: Report,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(settings, subscription, None, clock)
+        self._gate = gate
+        self._tunnels = tunnels
+        self._prepared = prepared
+        self._pods = Pods(self.status, tunnels, report)
+        self._plans: dict[ObjectKey, ServicePlan] = {}
+        self._dropped: dict[str, ServicePlan] = {}
+        self._steered: set[str] = set()
+        gate.join(self.wake, says={}, waits_for=self.waits_for)
+        prepared.follow(self.wake)
+
+    def accept(self, plans: Sequence[ServicePlan]) -> None:
+        """Take the plans in: most have nothing to do with direct return."""
+        has_changed = False
+        for plan in plans:
+            before = self._plans.pop(plan.key, None)
+            if plan.direct_vips:
+                self._plans[plan.key] = plan
+            dropped = {vip for vip, by in self._dropped.items() if by.key == plan.key}
+            if before is not None:
+                dropped |= set(before.direct_vips) - set(plan.direct_vips)
+            self._dropped |= dict.fromkeys(dropped, plan)  # the newest: the gate forgets those of a deleted Service
+            has_changed |= before is not None or bool(plan.direct_vips)
+        if has_changed:
+            self._pods.want(self._plans.values())
+
+    async def read(self) -> Iterable[str]:
+        """Scan the node's routes and rules, and have every pod looked at again."""
+        drift = await self._tunnels.ensure_rules(self._settings.direct_return_mark)
+        found = await self._tunnels.steered()
+        drift += [f"delivery of packets to {it} was missing" for it in sorted(self._steered - found)]
+        self._steered = found
+        self._pods.look_again()
+        return drift if self.has_adopted else ()
+
+    async def write(self) -> None:
+        """Prepare pods, then write the routes of VIPs."""
+        if not await self._pods.write():
+            self.wake.set()
+        self._prepared.say(self._pods.ready)
+        await self._steer()
+
+    async def cleanup(self, report: CleanupReport) -> None:
+        """Undo what earlier runs did on the node and, as far as this process may, in its pods."""
+        await undo_direct_return(self._tunnels, report)
+
+    async def _steer(self) -> None:
+        named: dict[str, list[ServicePlan]] = defaultdict(list)
+        for plan in self._plans.values():
+            for vip in plan.direct_vips:
+                named[vip].append(plan)
+        live = {vip for vip, plans in named.items() if any(self._may_be_live(it, vip) for it in plans)}
+        gone = {it for it in self._steered - live if it in named or self._is_withdrawn(it)}
+        changes = [Steer(it, is_wanted=False) for it in sorted(gone)]
+        changes += [Steer(it) for it in sorted(live - self._steered)]
+        waiting = self.status.waiting()
+        changes = [it for it in changes if it not in waiting]
+        self._dropped = {vip: plan for vip, plan in self._dropped.items() if vip in self._steered}
+        if not changes:
+            return
+        refused = {it.change: str(it) for it in await self._tunnels.steer(changes)}
+        for change in changes:
+            if change in refused:
+                continue
+            if change.is_wanted:
+                self._steered.add(change.address)
+            else:
+                self._steered.discard(change.address)
+                self._dropped.pop(change.address, None)
+            log.info("vip.delivered" if change.is_wanted else "vip.undelivered", vip=change.address)
+        self.status.wrote(len(changes) - len(refused))
+        self.status.refused(refused, (it.key for change in refused for it in named.get(change.address, ())))
+
+    def _may_be_live(self, plan: ServicePlan, vip: str) -> bool:
+        """Whether all is ready behind a VIP. One that nobody serves is live too: clients are refused at once.
+
+        But not if it is only that no pod is ready yet, since a process of the node could answer in its place. Of one
+        that is delivered a newer plan, or another run, passes the stages in its turn; where source ranges are not
+        enforced in time, service_proxy closes the port.
+        """
+        if vip not in self._steered:
+            enforced = [ENFORCED[family_of(vip)]] if _is_restricted(plan, family_of(vip)) else []
+            if not self._gate.has_passed(plan, SERVED, ENTRIES_PREPARED, *enforced):
+                return False
+        planned = {it.key: it for it in plan.virtual_servers if it.key.address == vip and it.real_servers}
+        return not planned or any(it.real_servers for it in self._prepared.served(plan, planned).values())
+
+    def _is_withdrawn(self, vip: str) -> bool:
+        plan = self._dropped.get(vip)
+        return plan is None or plan.is_empty or self._gate.has_passed(plan, WITHDRAWN)
+
+
 class Pods:
-    """Prepares the pods that plans name, and undoes what no plan names. `ready` are the ends that are right."""
+    """The ends of tunnels in this node's pods: prepares those that plans name, and undoes what no plan names.
+
+    A pod is found by its address among the network namespaces of the node's processes. What a namespace contains is for
+    the processes in it to say, so of several with one address that counts which is owned by the user namespace nearest
+    to this process's: the container runtime's. Each pod is prepared for itself; one that fails is tried again later,
+    alone. A pass has a deadline, and the next one goes on where it has stopped, so VIPs do not wait for what processes
+    do in namespaces. `ready` are the ends that are right.
+    """
 
     def __init__(self, status: PassStatus, tunnels: TunnelClient, report: Report) -> None:
         self.ready: set[TunnelEnd] = set()
@@ -189,6 +317,28 @@ class Pods:
         message = f"{sentence}. It gets no connections of these addresses on this node. See docs/direct-return.md."
         for owner in self._owners.get(pod, ()):
             self._report(owner, Problem(REASON, subject, message))
+
+
+async def undo_direct_return(tunnels: TunnelClient, report: CleanupReport) -> None:
+    """Undo what earlier runs did on the node and, as far as this process may look there, in its pods.
+
+    Without the rights of direct return nothing in pods is found, and nothing was made unless these were taken away.
+    """
+    with report.step("routes and rules of direct return"):
+        if await tunnels.remove():
+            report.add("delete the routes and rules of direct return")
+    try:
+        found = await tunnels.find(())
+    except KernelError:
+        return
+    for namespace, family in with_links(found):
+        with report.step(f"end of a tunnel in the network namespace of process {namespace.pid}"):
+            if await tunnels.undo(namespace, family):
+                report.add(f"delete the end of a tunnel in the network namespace of process {namespace.pid}")
+
+
+def _is_restricted(plan: ServicePlan, family: Family) -> bool:
+    return any(it.set is AddressSet.RESTRICTED and it.family is family for it in plan.set_entries)
 
 
 def _is_wanted(namespace: PodNamespace, family: int) -> bool:

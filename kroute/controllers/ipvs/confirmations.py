@@ -6,7 +6,7 @@ this node's own is accepted.
 
 from collections.abc import Mapping
 
-from kroute.controllers.ipvs.effective_weights.ejections import POLL
+from kroute.controllers.ipvs.ejections import POLL
 from kroute.http.probes import Probes
 from kroute.kernel.ipvs.client import RealServerKey
 from kroute.model.probes import Probe, ProbeKind, ProbeSettings

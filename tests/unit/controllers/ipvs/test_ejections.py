@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from kroute.comparison.virtual_servers import differences
-from kroute.controllers.ipvs.effective_weights.confirmations import (
+from kroute.controllers.ipvs.confirmations import (
     CONNECTS_WITHIN,
     MOST_A_SECOND,
     Confirmations,
 )
-from kroute.controllers.ipvs.effective_weights.ejections import LONGEST_HOLD, Ejections
+from kroute.controllers.ipvs.ejections import LONGEST_HOLD, Ejections
 from kroute.kernel.ipvs.client import RealServerKey, RealServerTraffic, SetRealServer, Traffic
 from kroute.model.plan import SLOW_START_STEPS, Ejection, Protocol, RealServer, VirtualServer, VirtualServerKey
 from kroute.model.probes import Probe

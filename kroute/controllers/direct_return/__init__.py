@@ -1,1 +1,0 @@
-"""The controller that has pods answer clients of external addresses themselves."""

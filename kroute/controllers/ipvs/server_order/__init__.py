@@ -1,1 +1,0 @@
-"""The order of real servers, by which the schedulers mh and sh fill their tables."""
