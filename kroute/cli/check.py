@@ -8,8 +8,8 @@ from kroute import logs
 from kroute.checks.api_checks import NO_API, Known, check_api
 from kroute.checks.finding import Finding, failed
 from kroute.checks.node_checks import NODE, check_node, check_node_addresses
-from kroute.cli.parameters.other_proxies_flags import FlagsCommand
-from kroute.cli.parameters.settings_in_force import settings_in_force
+from kroute.cli.parameters.run_options import settings_in_force
+from kroute.cli.parameters.settings_command import FlagsCommand
 from kroute.cli.terminal.findings import show_findings
 from kroute.cli.terminal.formats import output_option
 from kroute.cli.terminal.output import AS_ROOT, lacks_privileges

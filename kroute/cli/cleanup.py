@@ -9,15 +9,8 @@ import click
 from kroute import logs
 from kroute.checks import preflight
 from kroute.cleanup import undo_all
-from kroute.cli.parameters.options import (
-    DUMMY_INTERFACE,
-    EXCLUDE_CIDRS,
-    LOG_LEVEL,
-    NODE_NAME,
-    PROC_SYS,
-    STATE_DIR,
-    option,
-)
+from kroute.cli.parameters.options import Setting
+from kroute.cli.parameters.run_options import with_settings
 from kroute.cli.terminal.output import DONE, FAILURE, complain
 from kroute.kernel.errors import KernelError
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -29,13 +22,11 @@ ENDING = {signal.SIGTERM, signal.SIGINT}
 
 
 @click.command()
-@NODE_NAME
-@DUMMY_INTERFACE
-@EXCLUDE_CIDRS
-@option("--wait", is_flag=True, help="Then say that this node is clean, and do nothing until SIGTERM: for a DaemonSet.")
-@STATE_DIR
-@PROC_SYS
-@LOG_LEVEL
+@with_settings(
+    *("--node-name", "--dummy-interface", "--exclude-cidrs"),
+    Setting("--wait", None, "Then say that this node is clean, and do nothing until SIGTERM: for a DaemonSet."),
+    *("--state-dir", "--proc-sys", "--log-level"),
+)
 def cleanup(*, wait: bool, log_level: str, **values: Any) -> int:
     """Undo everything that kroute did on this node, and say what was undone."""
     logs.configure("console", log_level)

@@ -6,11 +6,17 @@ from collections.abc import Iterator
 import click
 
 from kroute import logs
-from kroute.cli.parameters.arguments import AddressPorts, ServicePorts, Target, parse_address, parse_target
-from kroute.cli.parameters.completions import complete_service
+from kroute.cli.parameters.arguments import (
+    AddressPorts,
+    ServicePorts,
+    Target,
+    complete_service,
+    parse_address,
+    parse_target,
+)
 from kroute.cli.parameters.options import Parsed
-from kroute.cli.parameters.other_proxies_flags import FlagsCommand
-from kroute.cli.parameters.settings_in_force import settings_in_force
+from kroute.cli.parameters.run_options import settings_in_force
+from kroute.cli.parameters.settings_command import FlagsCommand
 from kroute.cli.show.table import ask_or_read
 from kroute.cli.terminal.formats import output_option, show
 from kroute.cli.terminal.output import DIFFERENT, DONE, NO_AGENT, NOT_SERVED, UNKNOWN, complain, refusing

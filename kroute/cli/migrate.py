@@ -12,8 +12,8 @@ from kroute import logs
 from kroute.checks import preflight
 from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
 from kroute.cli.parameters.options import DURATION, Parsed
-from kroute.cli.parameters.other_proxies_flags import FlagsCommand
-from kroute.cli.parameters.settings_in_force import settings_in_force
+from kroute.cli.parameters.run_options import settings_in_force
+from kroute.cli.parameters.settings_command import FlagsCommand
 from kroute.cli.terminal.formats import FOR_PROGRAMS, output_option, show
 from kroute.cli.terminal.output import DONE, FAILURE, complain, plain, refusing
 from kroute.cli.terminal.screen import Screen

@@ -6,8 +6,8 @@ import click
 
 from kroute import logs
 from kroute.checks import preflight
-from kroute.cli.parameters.other_proxies_flags import FlagsCommand
-from kroute.cli.parameters.settings_in_force import settings_in_force
+from kroute.cli.parameters.run_options import settings_in_force
+from kroute.cli.parameters.settings_command import FlagsCommand
 from kroute.cli.terminal.formats import output_option, show
 from kroute.cli.terminal.output import DIFFERENT, DONE, refusing
 from kroute.cli.terminal.screen import Screen

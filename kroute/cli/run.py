@@ -4,11 +4,10 @@ from typing import Any
 
 import click
 
-from kroute import logs  # before the other modules: it decides what structlog and msgspec load
-from kroute.cli.parameters.config_file import tell_of_unused_fields
-from kroute.cli.parameters.other_proxies_flags import FlagsCommand
+from kroute import logs  # noqa: F401  before the other modules: it decides what structlog and msgspec load
+from kroute.cli.parameters.config_file import begin_log
 from kroute.cli.parameters.run_options import run_options, settings_of
-from kroute.cli.parameters.settings_log import log_settings
+from kroute.cli.parameters.settings_command import FlagsCommand
 from kroute.runtime.runner import run_to_the_end
 from kroute.settings import text
 from kroute.start import serve
@@ -20,9 +19,6 @@ from kroute.telemetry.loop_watch import LoopWatch
 def run(**values: Any) -> int:
     """Serve this node until SIGTERM; the data path stays in place afterwards, unless told otherwise."""
     settings = settings_of(values)
-    logs.configure(settings.log_format, settings.log_level)
-    logs.never_wait()
-    log_settings(text.differing(settings))
-    tell_of_unused_fields(click.get_current_context())
+    begin_log(settings, text.differing(settings))
     loop_watch = LoopWatch()
     return run_to_the_end(serve(settings, loop_watch), loop_watch.new_loop)

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from kroute.cli.parameters.options import DURATION, STATE_DIR
+from kroute.cli.parameters.options import DURATION
+from kroute.cli.parameters.run_options import with_settings
 from kroute.cli.terminal.formats import output_option, show
 from kroute.cli.terminal.output import AS_ROOT, DONE, FAILURE, NO_AGENT, complain, lacks_privileges, refusing
 from kroute.cli.terminal.screen import Screen
@@ -47,7 +48,7 @@ COLOURS = {Severity.FAIL: "red", Severity.WARNING: "yellow"}
     "--shared", is_flag=True, help="Print in JSON what every node should plan, which `kubectl kroute` compares."
 )
 @output_option
-@STATE_DIR
+@with_settings("--state-dir")
 def status(*, wait: float | None, shared: bool, output: str, state_dir: Path) -> int:
     """Show what this node serves, what is wrong, and what to do about it.
 

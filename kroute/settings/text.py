@@ -228,7 +228,7 @@ def _parse_address(text: str) -> str:
         raise ValueError(f"{text!r} is not an IP address: write it like 192.168.123.250 or fd00::1") from None
 
 
-_NAMES = {
+FLAG_NAMES = {
     "node_ips": "node-ip",
     "service_cidrs": "service-cidr",
     "external_ip_ranges": "external-ip-range",
@@ -238,7 +238,7 @@ _NAMES = {
     "masquerade_exemptions": "masquerade-exempt",
 }
 """The flags whose fields of `Settings` have other names."""
-_SECONDS = frozenset({"resync_period", "drain_timeout"})
+_SECONDS = frozenset({"resync_period", "drain_timeout", "take_over_after"})
 
 
 def as_flags(settings: Settings) -> dict[str, str]:
@@ -252,7 +252,7 @@ def as_flags(settings: Settings) -> dict[str, str]:
             parts = {it: getattr(value, it) for it in value.__struct_fields__}
             written |= {f"conntrack-{it.replace('_', '-')}": _written(it, part) for it, part in parts.items()}
         else:
-            written[_NAMES.get(field, field.replace("_", "-"))] = _written(field, value)
+            written[FLAG_NAMES.get(field, field.replace("_", "-"))] = _written(field, value)
     return written
 
 

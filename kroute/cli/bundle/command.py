@@ -14,8 +14,8 @@ from kroute.cli.bundle.agent_parts import agent_parts
 from kroute.cli.bundle.archive import Index, collect, pack
 from kroute.cli.bundle.kernel_parts import kernel_parts
 from kroute.cli.bundle.redaction import Redaction, secrets_of
-from kroute.cli.parameters.other_proxies_flags import FlagsCommand
-from kroute.cli.parameters.settings_in_force import settings_in_force
+from kroute.cli.parameters.run_options import settings_in_force
+from kroute.cli.parameters.settings_command import FlagsCommand
 from kroute.cli.terminal.output import DONE, FAILURE, refusing
 from kroute.printable import printable
 from kroute.settings import Settings

@@ -31,8 +31,8 @@ from kroute.checks.cluster_objects import ClusterNode, Container, PodSpec
 from kroute.checks.cluster_reader import KUBE_PROXY_CONFIG, Cluster, ConfigMapKey, flags_of, mapping_of
 from kroute.checks.finding import Finding, failed, ok, warning
 from kroute.cli.parameters.config_file import as_written
-from kroute.cli.parameters.other_proxies_flags import flag_tables, translated
 from kroute.cli.parameters.run_options import run_options, settings_of
+from kroute.cli.parameters.settings_command import flag_tables, translated
 from kroute.migration.kube_proxy_configuration import ConfigurationFieldError, is_kube_proxy_configuration, translate
 from kroute.printable import printable
 

@@ -13,7 +13,7 @@ from click.shell_completion import ShellComplete
 from kroute import __version__
 from kroute.cli.kubectl import printing
 from kroute.cli.kubectl.options import EVERY_NODE, cluster_options, complete_target, kubectl_of
-from kroute.cli.parameters.completions import complete_shown
+from kroute.cli.parameters.arguments import complete_shown
 from kroute.cli.parameters.options import DURATION, FILTER, SORT_BY
 from kroute.cli.terminal import output
 from kroute.cli.terminal.formats import FOR_PROGRAMS, output_option, show

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from kroute import __version__
-from kroute.cli.parameters.options import STATE_DIR
+from kroute.cli.parameters.run_options import with_settings
 from kroute.cli.terminal.formats import output_option, show
 from kroute.cli.terminal.output import DONE
 from kroute.cli.terminal.screen import Screen
@@ -34,7 +34,7 @@ class Version(Document):
 
 @click.command()
 @output_option
-@STATE_DIR
+@with_settings("--state-dir")
 def version(output: str, state_dir: Path) -> int:
     """Show the version of kroute, and of the agent that runs on this node."""
     show(Version(__version__, platform.python_version(), asyncio.run(_of_agent(state_dir))), output, print_version)

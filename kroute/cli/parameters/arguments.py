@@ -1,11 +1,21 @@
-"""Parse addresses, ports and Services on the command line. Every function raises ValueError with a sentence."""
+"""Addresses, ports and Services on the command line, and what a shell may complete in their place.
+
+Every `parse_…` function raises ValueError with a sentence.
+"""
 
 import re
+from collections.abc import Callable
 from ipaddress import ip_address
 from typing import NamedTuple
 
+import click
+
+from kroute.inspect import service_names
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.settings import DEFAULTS
+
+Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def parse_address(text: str) -> str:
@@ -100,3 +110,19 @@ def parse_service(text: str) -> ObjectKey:
     if not (namespace and slash and name) or "/" in name or " " in text:
         raise ValueError(f"{text!r} is not a Service: write NAMESPACE/NAME")
     return ObjectKey(namespace, name)
+
+
+def complete_service(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The Services of this node's agent that begin so; none if no agent answers at once."""
+    state_dir = context.params.get("state_dir") or DEFAULTS.state_dir
+    return [name for name in service_names.ask(state_dir) if name.startswith(incomplete)]
+
+
+def complete_shown(
+    context: click.Context, parameter: click.Parameter, incomplete: str, services: Complete = complete_service
+) -> list[str]:
+    """The words of `kroute show`. `services` completes names of Services."""
+    words = tuple(context.params.get("what") or ())
+    if words == ("service",):
+        return services(context, parameter, incomplete)
+    return [word for word in ("services", "service") if word.startswith(incomplete)] if not words else []

@@ -1,4 +1,7 @@
-"""The option `--config`: a YAML file of kroute's, or kube-proxy's own configuration, gives options their defaults."""
+"""The option `--config`: a YAML file of kroute's, or kube-proxy's own configuration, gives options their defaults.
+
+What it says, and what kroute makes of it, begins the log.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +10,8 @@ from typing import Any
 import click
 import structlog
 
+from kroute import logs
+from kroute.settings import Settings
 from kroute.settings.wording import in_words
 
 log = structlog.get_logger(__name__)
@@ -70,8 +75,16 @@ def _use_kube_proxy_configuration(
     ctx.meta[_UNUSED_FIELDS] = remarks
 
 
+def begin_log(settings: Settings, differing: Mapping[str, str]) -> None:
+    """Configure the log, and begin it with the settings that are not the defaults; /flagz has all."""
+    logs.configure(settings.log_format, settings.log_level)
+    logs.never_wait()
+    log.info("settings.in_force", **{name.replace("-", "_"): value for name, value in differing.items()})
+    tell_of_unused_fields(click.get_current_context())
+
+
 def tell_of_unused_fields(ctx: click.Context) -> None:
-    """Log each field of a kube-proxy configuration that is set and not used. To be called once logs are configured."""
+    """Log each field of a kube-proxy configuration that is set and not used."""
     for field, why in ctx.meta.get(_UNUSED_FIELDS, {}).items():
         log.warning("config.field_not_used", field=field, why=why)
 
@@ -94,14 +107,3 @@ def as_written(value: Any, parameter: click.Parameter) -> Any:
     if value is None:
         return value
     return [str(value)] if parameter.multiple else str(value)
-
-
-CONFIG = click.option(
-    "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="KROUTE_CONFIG",
-    callback=read_config,
-    is_eager=True,
-    expose_value=False,
-    help="YAML file with the same names as the flags; flags and variables take precedence over it.",
-)

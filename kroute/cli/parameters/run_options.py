@@ -1,263 +1,339 @@
-"""The options of `kroute run`, which other commands take as well, and the settings from their values."""
+"""The settings of `kroute run`, which other commands take as well, and `Settings` from their values."""
 
-from collections.abc import Mapping
+import asyncio
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
+from click.core import ParameterSource
 
-from kroute.cli.parameters.config_file import CONFIG
+from kroute.cli.parameters.config_file import read_config
 from kroute.cli.parameters.options import (
-    CLUSTER_CIDR,
-    CONNTRACK_OPTIONS,
-    DUMMY_INTERFACE,
+    BIND_ADDRESS,
+    CONNTRACK_TIMEOUT,
     DURATION,
-    EXCLUDE_CIDRS,
-    EXTERNAL_IP_RANGE,
-    EXTERNAL_IPS_ON_NODE_ADDRESSES,
-    HEALTHZ_BIND_ADDRESS,
     INTERFACE,
-    IPVS_TCP_TIMEOUT,
-    IPVS_TCPFIN_TIMEOUT,
-    IPVS_UDP_TIMEOUT,
-    KUBECONFIG,
-    LOG_FORMAT,
-    LOG_LEVEL,
-    MASTER,
-    MAX_BACKENDS,
-    MAX_VIRTUAL_SERVERS,
-    METRICS_BIND_ADDRESS,
-    METRICS_SERVICES,
     NETWORKS,
-    NODE_ADDRESS_RANGE,
-    NODE_NAME,
-    OWN_BIND_ADDRESS,
-    PROC_SYS,
-    PROTECTED_PORTS,
-    RESYNC_BUDGET,
-    SCHEDULER_FLAGS,
-    SERVE_NEEDED_ADDRESSES,
-    SERVICE_CIDR,
-    STATE_DIR,
-    STRICT_EXTERNAL_IPS,
+    ON_OFF,
+    PROXY_NAME,
+    TIMEOUT,
     Command,
     Parsed,
-    conntrack_settings,
-    ipvs_timeouts,
-    list_option,
+    ParsedList,
+    Setting,
     option,
 )
-from kroute.settings import DEFAULTS, FIREWALLS, IGNORE, LOCAL_MODES, SCHEDULER_CHOICES, WAIT, Settings, text
-from kroute.settings.text import write_duration, write_switch
-
-OPTIONS = (
-    CONFIG,
-    KUBECONFIG,
-    MASTER,
-    option(
-        "--manifests",
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
-        help="Read Services and EndpointSlices from the YAML and JSON files of this directory; "
-        "no API server is needed.",
-    ),
-    NODE_NAME,
-    list_option(
-        "--node-ip",
-        "node_ips",
-        type=Parsed("IP[,IP]", text.parse_node_ips),
-        default=DEFAULTS.node_ips,
-        help="This node's own addresses; overrides the Node's.",
-    ),
-    DUMMY_INTERFACE,
-    option(
-        "--scheduler",
-        type=click.Choice(SCHEDULER_CHOICES),
-        default=DEFAULTS.scheduler,
-        show_default=True,
-        help="IPVS scheduler of Services without annotation; auto: rr, and wrr where weights count.",
-    ),
-    SCHEDULER_FLAGS,
-    option(
-        "--service-proxy-name",
-        type=Parsed("NAME", text.parse_proxy_name),
-        default=DEFAULTS.service_proxy_name,
-        show_default=True,
-        help="Serve Services with this value of the label service.kubernetes.io/service-proxy-name "
-        "besides those without.",
-    ),
-    list_option(
-        "--nodeport-addresses",
-        type=Parsed("CIDR[,CIDR]|primary", text.parse_nodeport_addresses),
-        default=DEFAULTS.nodeport_addresses,
-        help="Serve node ports on these of the node's addresses.  [default: all but loopback and IPv6 link-local]",
-    ),
-    SERVICE_CIDR,
-    EXTERNAL_IP_RANGE,
-    list_option(
-        "--loadbalancer-ip-range",
-        "load_balancer_ip_ranges",
-        type=NETWORKS,
-        default=DEFAULTS.load_balancer_ip_ranges,
-        help="The only networks that LoadBalancer addresses may be in.",
-    ),
-    STRICT_EXTERNAL_IPS,
-    EXTERNAL_IPS_ON_NODE_ADDRESSES,
-    NODE_ADDRESS_RANGE,
-    SERVE_NEEDED_ADDRESSES,
-    PROTECTED_PORTS,
-    MAX_VIRTUAL_SERVERS,
-    MAX_BACKENDS,
-    option(
-        "--strict-arp",
-        type=click.Choice(["on", "off"], case_sensitive=False),
-        default=write_switch(DEFAULTS.strict_arp),
-        show_default=True,
-        help="Answer ARP only for addresses of the interface that receives the request, and not for VIPs.",
-    ),
-    option(
-        "--direct-return",
-        is_flag=True,
-        default=DEFAULTS.direct_return,
-        help="Let pods answer clients of external addresses themselves, where kroute.io/direct-return asks for it.",
-    ),
-    option(
-        "--direct-return-mark",
-        type=Parsed("MARK", text.parse_mark),
-        default=hex(DEFAULTS.direct_return_mark),
-        show_default=True,
-        help="Packet mark bit of packets to the addresses of direct return, while they are routed.",
-    ),
-    option(
-        "--firewall",
-        type=click.Choice(FIREWALLS),
-        default=DEFAULTS.firewall,
-        show_default=True,
-        help="What the kernel's firewall is programmed with; auto: what fits this node.",
-    ),
-    option(
-        "--masquerade-all",
-        is_flag=True,
-        default=DEFAULTS.masquerade_all,
-        help="Masquerade every connection to a ClusterIP.",
-    ),
-    option(
-        "--detect-local-mode",
-        type=click.Choice(LOCAL_MODES),
-        default=DEFAULTS.detect_local_mode,
-        show_default=True,
-        help="How pods are distinguished from clients outside, whose calls to ClusterIPs are masqueraded.",
-    ),
-    CLUSTER_CIDR,
-    option("--pod-bridge-interface", type=INTERFACE, default=None, help="The pods' bridge, for BridgeInterface."),
-    option(
-        "--pod-interface-name-prefix",
-        type=INTERFACE,
-        default=None,
-        help="How the names of the pods' interfaces begin, for InterfaceNamePrefix.",
-    ),
-    option(
-        "--snat-source",
-        type=click.Choice(["masquerade", "node-ip"]),
-        default=DEFAULTS.snat_source,
-        show_default=True,
-        help="The source of masqueraded packets: the kernel's choice for the interface, or the node's own address.",
-    ),
-    option(
-        "--hairpin",
-        type=click.Choice(["on", "off"], case_sensitive=False),
-        default=write_switch(DEFAULTS.hairpin),
-        show_default=True,
-        help="Whether a pod that reaches itself through a Service is masqueraded, so that it gets an answer.",
-    ),
-    option(
-        "--pod-weights",
-        is_flag=True,
-        default=DEFAULTS.pod_weights,
-        help="Weigh pods by their label kroute.io/weight; the pods that have it are watched.",
-    ),
-    list_option(
-        "--masquerade-exempt",
-        "masquerade_exemptions",
-        type=Parsed("SRC:DST[,...]", text.parse_exemptions),
-        default=DEFAULTS.masquerade_exemptions,
-        help="Never masquerade from SRC to DST, two networks.",
-    ),
-    option(
-        "--masquerade-mark",
-        type=Parsed("MARK", text.parse_mark),
-        default=hex(DEFAULTS.masquerade_mark),
-        show_default=True,
-        help="Packet mark bit of connections to masquerade.",
-    ),
-    option(
-        "--resync-period",
-        type=DURATION,
-        default=write_duration(DEFAULTS.resync_period),
-        show_default=True,
-        help="How often the kernel is looked at for changes by others, which are repaired.",
-    ),
-    RESYNC_BUDGET,
-    option(
-        "--drain-timeout",
-        type=DURATION,
-        default=write_duration(DEFAULTS.drain_timeout),
-        show_default=True,
-        help="Delete a draining TCP real server after this time; 0s waits for its last connection.",
-    ),
-    EXCLUDE_CIDRS,
-    IPVS_TCP_TIMEOUT,
-    IPVS_TCPFIN_TIMEOUT,
-    IPVS_UDP_TIMEOUT,
-    *CONNTRACK_OPTIONS,
-    HEALTHZ_BIND_ADDRESS,
-    METRICS_BIND_ADDRESS,
-    OWN_BIND_ADDRESS,
-    METRICS_SERVICES,
-    option(
-        "--other-proxies",
-        type=click.Choice([WAIT, IGNORE]),
-        default=DEFAULTS.other_proxies,
-        show_default=True,
-        help="While another service proxy is at work on the node: wait until it has ended, or serve beside it.",
-    ),
-    option(
-        "--take-over-after",
-        type=DURATION,
-        default=write_duration(DEFAULTS.take_over_after),
-        show_default=True,
-        help="For how long a proxy that the cluster knows nothing of must be silent until it counts as ended.",
-    ),
-    option(
-        "--cleanup-on-exit",
-        is_flag=True,
-        default=DEFAULTS.cleanup_on_exit,
-        help="When told to stop, undo everything as `kroute cleanup` does.",
-    ),
-    option(
-        "--ipvs-estimation",
-        type=click.Choice(["on", "off", "leave"], case_sensitive=False),
-        default=write_switch(DEFAULTS.ipvs_estimation),
-        show_default=True,
-        help="Whether IPVS sums up the statistics of all its servers every two seconds.",
-    ),
-    option(
-        "--ipvs-estimation-nice",
-        type=click.IntRange(-20, 19),
-        default=DEFAULTS.ipvs_estimation_nice,
-        help="The niceness of that estimation.",
-    ),
-    STATE_DIR,
-    PROC_SYS,
-    LOG_FORMAT,
-    LOG_LEVEL,
+from kroute.schedulers import parse_scheduler_flags
+from kroute.settings import (
+    FIREWALLS,
+    IGNORE,
+    LOCAL_MODES,
+    SCHEDULER_CHOICES,
+    WAIT,
+    ConntrackSettings,
+    IpvsTimeouts,
+    Settings,
+    text,
 )
 
+_COUNT = click.IntRange(min=1)
+_CONNECTIONS = click.IntRange(0, 1 << 30)
+_MARK = Parsed("MARK", text.parse_mark)
 
-def run_options(command: Command) -> Command:
-    """Add all of these options to a command, in this order and after its own."""
-    for each in reversed(OPTIONS):
-        command = each(command)
-    return command
+GROUPS: Mapping[str, tuple[Setting, ...]] = {
+    "Source of Services": (
+        Setting(
+            "--config",
+            click.Path(dir_okay=False, path_type=Path),
+            "YAML file with the same names as the flags; flags and variables take precedence over it.",
+            is_common=True,
+            more={"callback": read_config, "is_eager": True, "expose_value": False},
+        ),
+        Setting(
+            "--kubeconfig",
+            click.Path(exists=True, dir_okay=False, path_type=Path),
+            "How to reach the API server.",
+            is_common=True,
+        ),
+        Setting(
+            "--master",
+            ParsedList("URL[,URL]", text.parse_servers),
+            "The API server's address; overrides the kubeconfig's and the Pod's. Of several, one that works is used.",
+            is_common=True,
+        ),
+        Setting(
+            "--manifests",
+            click.Path(exists=True, file_okay=False, path_type=Path),
+            "Read Services and EndpointSlices from the YAML and JSON files of this directory; no API server is needed.",
+            is_common=True,
+        ),
+    ),
+    "This node": (
+        Setting(
+            "--node-name",
+            click.STRING,
+            "The Node object of this node.  [default: the host name]",
+            is_common=True,
+            more={"default": socket.gethostname},
+        ),
+        Setting(
+            "--node-ip",
+            ParsedList("IP[,IP]", text.parse_node_ips),
+            "This node's own addresses; overrides the Node's.",
+            is_common=True,
+        ),
+        Setting("--dummy-interface", INTERFACE, "The interface that carries the VIPs."),
+        Setting(
+            "--strict-arp",
+            ON_OFF,
+            "Answer ARP only for addresses of the interface that receives the request, and not for VIPs.",
+        ),
+        Setting(
+            "--state-dir",
+            click.Path(file_okay=False, path_type=Path),
+            "Where the ledger and the agent's socket are kept; must live as long as the kernel's state (tmpfs).",
+        ),
+        Setting(
+            "--proc-sys",
+            click.Path(exists=True, file_okay=False, path_type=Path),
+            "Where sysctls are read and written: a container's own /proc/sys is read-only, so it is given the host's.",
+        ),
+    ),
+    "Other service proxies on the node": (
+        Setting(
+            "--other-proxies",
+            click.Choice([WAIT, IGNORE]),
+            "While another service proxy is at work on the node: wait until it has ended, or serve beside it.",
+            is_common=True,
+        ),
+        Setting(
+            "--take-over-after",
+            DURATION,
+            "For how long a proxy that the cluster knows nothing of must be silent until it counts as ended.",
+        ),
+    ),
+    "Load balancing": (
+        Setting(
+            "--scheduler",
+            click.Choice(SCHEDULER_CHOICES),
+            "IPVS scheduler of Services without annotation; auto: rr, and wrr where weights count.",
+            is_common=True,
+        ),
+        Setting(
+            "--scheduler-flags",
+            ParsedList("FLAG[,FLAG]|none", parse_scheduler_flags),
+            "Flags of the schedulers sh and mh.",
+        ),
+        Setting(
+            "--pod-weights", None, "Weigh pods by their label kroute.io/weight; the pods that have it are watched."
+        ),
+        Setting(
+            "--drain-timeout",
+            DURATION,
+            "Delete a draining TCP real server after this time; 0s waits for its last connection.",
+        ),
+        Setting(
+            "--service-proxy-name",
+            PROXY_NAME,
+            "Serve Services with this value of the label service.kubernetes.io/service-proxy-name besides those "
+            "without.",
+        ),
+        Setting("--max-virtual-servers", _COUNT, "Virtual servers that one Service may ask for on a machine."),
+        Setting("--max-backends", _COUNT, "Real servers of all virtual servers of one Service together."),
+        Setting("--ipvs-tcp-timeout", TIMEOUT, "Idle time-out of TCP connections; 0s: the kernel's."),
+        Setting("--ipvs-tcpfin-timeout", TIMEOUT, "The same for TCP connections after a FIN."),
+        Setting("--ipvs-udp-timeout", TIMEOUT, "The same for UDP."),
+    ),
+    "Node ports and external addresses": (
+        Setting(
+            "--nodeport-addresses",
+            ParsedList("CIDR[,CIDR]|primary", text.parse_nodeport_addresses),
+            "Serve node ports on these of the node's addresses.  [default: all but loopback and IPv6 link-local]",
+            is_common=True,
+        ),
+        Setting(
+            "--external-ips-on-node-addresses",
+            None,
+            "Serve external IPs and LoadBalancer addresses that are a node's own on that node, as kube-proxy does.",
+            is_common=True,
+        ),
+        Setting("--external-ip-range", NETWORKS, "The only networks that external IPs may be in.", is_common=True),
+        Setting("--loadbalancer-ip-range", NETWORKS, "The only networks that LoadBalancer addresses may be in."),
+        Setting(
+            "--strict-external-ips",
+            None,
+            "Without the range of its kind, allow no external IP or LoadBalancer address.",
+        ),
+        Setting("--service-cidr", NETWORKS, "The Service range; no external address may be in it."),
+        Setting(
+            "--node-address-range",
+            NETWORKS,
+            "The only networks in which the addresses of a Node object are believed to be the Node's.",
+        ),
+        Setting(
+            "--serve-needed-addresses",
+            NETWORKS,
+            "Networks: external addresses in them are served although the node needs them (API server, gateway, DNS).",
+        ),
+        Setting(
+            "--protected-ports",
+            ParsedList("PORT[-PORT][,...]", text.parse_ports),
+            "No Service gets these ports on a node's own addresses.",
+        ),
+        Setting(
+            "--direct-return",
+            None,
+            "Let pods answer clients of external addresses themselves, where kroute.io/direct-return asks for it.",
+        ),
+        Setting(
+            "--direct-return-mark",
+            _MARK,
+            "Packet mark bit of packets to the addresses of direct return, while they are routed.",
+        ),
+    ),
+    "Masquerading and firewall": (
+        Setting("--cluster-cidr", NETWORKS, "The pod networks, for ClusterCIDR.", is_common=True),
+        Setting(
+            "--detect-local-mode",
+            click.Choice(LOCAL_MODES),
+            "How pods are distinguished from clients outside, whose calls to ClusterIPs are masqueraded.",
+            is_common=True,
+        ),
+        Setting("--pod-bridge-interface", INTERFACE, "The pods' bridge, for BridgeInterface."),
+        Setting(
+            "--pod-interface-name-prefix",
+            INTERFACE,
+            "How the names of the pods' interfaces begin, for InterfaceNamePrefix.",
+        ),
+        Setting("--masquerade-all", None, "Masquerade every connection to a ClusterIP.", is_common=True),
+        Setting(
+            "--masquerade-exempt",
+            ParsedList("SRC:DST[,...]", text.parse_exemptions),
+            "Never masquerade from SRC to DST, two networks.",
+        ),
+        Setting("--masquerade-mark", _MARK, "Packet mark bit of connections to masquerade."),
+        Setting(
+            "--snat-source",
+            click.Choice(["masquerade", "node-ip"]),
+            "The source of masqueraded packets: the kernel's choice for the interface, or the node's own address.",
+        ),
+        Setting(
+            "--hairpin",
+            ON_OFF,
+            "Whether a pod that reaches itself through a Service is masqueraded, so that it gets an answer.",
+        ),
+        Setting(
+            "--firewall",
+            click.Choice(FIREWALLS),
+            "What the kernel's firewall is programmed with; auto: what fits this node.",
+            is_common=True,
+        ),
+    ),
+    "Comparison, repair and clean-up": (
+        Setting(
+            "--resync-period",
+            DURATION,
+            "How often the kernel is looked at for changes by others, which are repaired.",
+        ),
+        Setting(
+            "--resync-budget",
+            Parsed("PERCENT", text.parse_share),
+            "Part of a processor that comparisons of all of the kernel's state may take without a reason.",
+        ),
+        Setting(
+            "--exclude-cidrs",
+            NETWORKS,
+            "Never clean up virtual servers in these networks that kroute is not known to have made.",
+        ),
+        Setting("--cleanup-on-exit", None, "When told to stop, undo everything as `kroute cleanup` does."),
+        Setting(
+            "--ipvs-estimation",
+            click.Choice(["on", "off", "leave"], case_sensitive=False),
+            "Whether IPVS sums up the statistics of all its servers every two seconds.",
+        ),
+        Setting("--ipvs-estimation-nice", click.IntRange(-20, 19), "The niceness of that estimation."),
+    ),
+    "Connection tracking": (
+        Setting(
+            "--conntrack-max-per-core",
+            _CONNECTIONS,
+            "Connections to track for each processor, a million in all at most; 0: the kernel's limit.",
+        ),
+        Setting("--conntrack-min", _CONNECTIONS, "Connections to track at least, with --conntrack-max-per-core."),
+        Setting("--conntrack-tcp-be-liberal", None, "Do not take TCP packets outside the window for invalid."),
+        Setting(
+            "--conntrack-tcp-timeout-established",
+            CONNTRACK_TIMEOUT,
+            "Idle time-out of established TCP connections in the connection tracker; 0s: the kernel's.",
+        ),
+        Setting("--conntrack-tcp-timeout-close-wait", CONNTRACK_TIMEOUT, "The same in the state CLOSE_WAIT."),
+        Setting("--conntrack-udp-timeout", CONNTRACK_TIMEOUT, "The same for UDP without an answer."),
+        Setting("--conntrack-udp-timeout-stream", CONNTRACK_TIMEOUT, "The same for UDP with answers."),
+    ),
+    "Logs, metrics and health": (
+        Setting(
+            "--log-level",
+            click.Choice(["debug", "info", "warning", "error"]),
+            "The least severe events that are logged.",
+            is_common=True,
+        ),
+        Setting(
+            "--log-format",
+            click.Choice(["json", "console"]),
+            "Default: console on a terminal, else json.",
+            more={
+                "default": None,
+                "callback": lambda _ctx, _param, value: value or ("console" if sys.stderr.isatty() else "json"),
+            },
+        ),
+        Setting(
+            "--metrics-bind-address",
+            BIND_ADDRESS,
+            "Where /metrics and the status page are; they name Services and pods.",
+            is_common=True,
+        ),
+        Setting(
+            "--metrics-services",
+            click.IntRange(0, 100_000),
+            "How many Services have metrics of their own: those with most connections.",
+        ),
+        Setting("--healthz-bind-address", BIND_ADDRESS, "Where /healthz, /livez and /readyz are answered."),
+        Setting(
+            "--own-bind-address",
+            BIND_ADDRESS,
+            "Where probes and /metrics are answered from the start, also while another service proxy has its ports.",
+        ),
+    ),
+}
+"""The settings, in the sections of the help."""
+
+SETTINGS = {setting.flag: setting for settings in GROUPS.values() for setting in settings}
+
+_SOURCES = frozenset({"kubeconfig", "master", "manifests"})
+"""The options for the source of Services. Giving one of them overrides all of them."""
+_NOT_IN_FORCE = frozenset({"state_dir", "log_format", "log_level"})
+"""Settings that are never taken from the agent: `state_dir` has found it, and each process has its own logs."""
+
+
+def with_settings(*chosen: Setting | str) -> Callable[[Command], Command]:
+    """Add settings to a command, in this order and after its own: those of `kroute run` by their flags, and others."""
+
+    def add(command: Command) -> Command:
+        for each in reversed(chosen):
+            command = option(SETTINGS[each] if isinstance(each, str) else each)(command)
+        return command
+
+    return add
+
+
+run_options = with_settings(*SETTINGS)
+"""Adds all settings of `kroute run`."""
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
@@ -274,10 +350,59 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
     ):
         if (values["detect_local_mode"] == mode) != bool(values[name]):
             raise click.UsageError(f"--detect-local-mode {mode} and --{name.replace('_', '-')} need each other")
-    fields: dict[str, Any] = {
-        name: "" if value is None and name.startswith("pod_") else value for name, value in values.items()
+    names = ConntrackSettings.__struct_fields__
+    changed: dict[str, Any] = {
+        name: values[name] or "" for name in ("pod_bridge_interface", "pod_interface_name_prefix")
     }
-    fields |= {name: values[name] == "on" for name in ("hairpin", "strict_arp")}
-    fields["ipvs_estimation"] = {"on": True, "off": False, "leave": None}[values["ipvs_estimation"]]
-    fields |= {"ipvs_timeouts": ipvs_timeouts(values), "conntrack": conntrack_settings(values)}
-    return Settings(**{name: fields[name] for name in Settings.__struct_fields__})
+    changed |= {name: values[name] == "on" for name in ("hairpin", "strict_arp")}
+    changed["ipvs_estimation"] = {"on": True, "off": False, "leave": None}[values["ipvs_estimation"]]
+    changed |= {"conntrack": ConntrackSettings(*(values[f"conntrack_{name}"] for name in names))}
+    return common_settings({**values, **changed})
+
+
+def common_settings(values: Mapping[str, Any]) -> Settings:
+    """The settings whose values are named like them, with the IPVS time-outs; the others have their defaults."""
+    timeouts = IpvsTimeouts(*(values[f"ipvs_{name}_timeout"] for name in IpvsTimeouts.__struct_fields__))
+    fields = {name: values[name] for name in Settings.__struct_fields__ if name in values}
+    return Settings(**fields, ipvs_timeouts=timeouts)
+
+
+def settings_in_force(act: Callable[..., int]) -> Callable[..., int]:
+    """Give a command that describes what `kroute run` would do, or what the agent does, its options after its own.
+
+    The command is called with the settings in force and the values of its own options. If an agent runs, its settings
+    are in force, unless the command line, a variable or the file overrides them.
+    """
+
+    own = list(signature(act).parameters)[1:]
+
+    @run_options
+    @click.pass_context
+    @wraps(act)
+    def command(context: click.Context, /, **values: Any) -> int:
+        mine = {name: values.pop(name) for name in own}
+        given = {key for key in values if context.get_parameter_source(key) is not ParameterSource.DEFAULT}
+        return act(_in_force(settings_of(values), given), **mine)
+
+    return command
+
+
+def _in_force(parsed: Settings, given: set[str]) -> Settings:
+    """The running agent's settings, overridden by the options in `given`, or `parsed` if no agent runs."""
+    from kroute.inspect import agent_settings  # noqa: PLC0415  an agent does not ask
+
+    running = asyncio.run(agent_settings.ask(parsed.state_dir))
+    if running is None:
+        return parsed
+    names = {_field_of(name) for name in given} | _NOT_IN_FORCE
+    if names & _SOURCES:
+        names |= _SOURCES
+    fields = names & set(Settings.__struct_fields__)
+    return msgspec.structs.replace(running, **{name: getattr(parsed, name) for name in fields})
+
+
+def _field_of(option: str) -> str:
+    """The field of the settings that an option sets; some options set a part of one."""
+    if option.startswith("conntrack_"):
+        return "conntrack"
+    return "ipvs_timeouts" if option.startswith("ipvs_") and option.endswith("_timeout") else option

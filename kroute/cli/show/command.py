@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from kroute.cli.parameters.arguments import parse_service
-from kroute.cli.parameters.completions import complete_shown
-from kroute.cli.parameters.options import DURATION, FILTER, SORT_BY, STATE_DIR
+from kroute.cli.parameters.arguments import complete_shown, parse_service
+from kroute.cli.parameters.options import DURATION, FILTER, SORT_BY
+from kroute.cli.parameters.run_options import with_settings
 from kroute.cli.show import table
 from kroute.cli.terminal.formats import output_option
 
@@ -25,7 +25,7 @@ WHAT = "[services | service NAMESPACE/NAME]"
 @SORT_BY
 @FILTER
 @output_option
-@STATE_DIR
+@with_settings("--state-dir")
 def show(
     what: tuple[str, ...],
     *,

@@ -90,7 +90,7 @@ def _of_another_proxy(error: click.ClickException) -> str:
     """The sentence about an option that is not the command's, but kube-proxy's or kube-router's; else empty."""
     if not isinstance(error, click.NoSuchOption):
         return ""
-    from kroute.cli.parameters.other_proxies_flags import hint  # noqa: PLC0415  few mistakes need these tables
+    from kroute.cli.parameters.settings_command import hint  # noqa: PLC0415  few mistakes need these tables
 
     return hint(error.option_name, error.ctx.info_name or "" if error.ctx is not None else "")
 

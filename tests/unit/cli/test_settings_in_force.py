@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from kroute.cli.parameters.settings_in_force import settings_in_force
+from kroute.cli.parameters.run_options import settings_in_force
 from kroute.cli.terminal.formats import output_option
 from kroute.firewall.backend import Choice
 from kroute.inspect import agent_settings, agent_socket

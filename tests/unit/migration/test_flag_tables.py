@@ -8,7 +8,7 @@ import click
 import pytest
 
 from kroute.cli.migrate import migrate
-from kroute.cli.parameters.other_proxies_flags import flag_tables, translated
+from kroute.cli.parameters.settings_command import flag_tables, translated
 from kroute.cli.run import run
 from kroute.cli.terminal.output import USAGE
 from kroute.migration.flag_table import OtherFlags, Outcome

@@ -10,11 +10,13 @@ import pytest
 
 from kroute import __version__
 from kroute.cli.main import COMMANDS, LazyGroup, cli, load
-from kroute.cli.parameters.setting_groups import COMMON, GROUPS
+from kroute.cli.parameters.run_options import GROUPS, SETTINGS
 from kroute.inspect import agent_socket
 from kroute.inspect.status import State, Status
 from kroute.model.document import encode
 from tests.unit.command_line import exit_code
+
+COMMON = {flag for flag, setting in SETTINGS.items() if setting.is_common}
 
 
 @pytest.mark.parametrize("arguments", [(), ("help",), ("--help",)], ids=" ".join)
@@ -50,8 +52,8 @@ def test_every_command_is_in_one_section() -> None:
 
 
 def test_every_setting_is_in_one_section() -> None:
-    """A new setting of `kroute run` belongs into `kroute/cli/parameters/setting_groups.py`."""
-    flags = [flag for group in GROUPS.values() for flag in group]
+    """A new setting of `kroute run` belongs into `GROUPS` of `kroute/cli/parameters/run_options.py`."""
+    flags = [setting.flag for group in GROUPS.values() for setting in group]
     assert sorted(flags) == sorted(it.opts[0] for it in load("run").params)
     assert set(flags) >= COMMON
 
@@ -65,7 +67,7 @@ def test_the_help_shows_common_settings_and_all_when_asked(name: str, capsys: py
     assert "more settings" not in everything
     assert exit_code(name, "--help") == 0
     text = capsys.readouterr().out
-    settings = {flag for group in GROUPS.values() for flag in group} & known
+    settings = SETTINGS.keys() & known
     assert set(flags_of(text)) & settings == COMMON & known
     assert f"{len(settings - COMMON)} more settings" in text
     assert len(text.splitlines()) < 130
