@@ -48,8 +48,6 @@ def condition_of(desired: VirtualServer, applied: VirtualServerState | None) -> 
     return Condition.MISSING if applied is None else Condition.SERVING
 
 
-WORST_FIRST = (Condition.MISSING, Condition.REFUSING, Condition.SERVING)
-"""The conditions of virtual servers. A Service has the worst of its own."""
 TAKES_CONNECTIONS = frozenset({Condition.SERVING, Condition.CLIMBING})
 """The conditions of a real server that gets new connections."""
 

@@ -7,8 +7,6 @@ import msgspec
 
 from kroute.comparison.forwarding import method_of
 from kroute.comparison.virtual_servers import (
-    TAKES_CONNECTIONS,
-    WORST_FIRST,
     Condition,
     condition_of,
     is_climbing,
@@ -19,12 +17,8 @@ from kroute.comparison.virtual_servers import (
 )
 from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.firewall.backend import Choice
-from kroute.kernel.ipvs.client import (
-    RealServerState,
-    VirtualServerKey,
-    VirtualServerState,
-)
-from kroute.kernel.ipvs.objects import MASQUERADING
+from kroute.kernel.ipvs.objects import MASQUERADING, RealServerState, VirtualServerKey, VirtualServerState
+from kroute.kernel.ipvs.traffic import Traffic
 from kroute.model.addresses import host_port
 from kroute.model.document import Document, View
 from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer
@@ -128,57 +122,17 @@ class Snapshot(Document):
 
     def names(self) -> Iterator[str]:
         """The virtual servers, as `kroute explain` takes them."""
-        return (f"{host_port(it.address, it.port)}/{it.protocol}" for it in self.virtual_servers)
+        return (f"{host_port(row.address, row.port)}/{row.protocol}" for row in self.virtual_servers)
+
+    def add_traffic(self, traffic: Mapping[VirtualServerKey, Traffic]) -> None:
+        """Add these counters to the virtual servers that have some."""
+        for row in self.virtual_servers:
+            row.traffic = TrafficCounts(*counted) if (counted := traffic.get(row.key)) is not None else None
 
 
 def decode(answer: bytes) -> Snapshot:
     """The agent's answer. Raises DecodeError for the answer of another version."""
     return msgspec.json.decode(answer, type=Snapshot)
-
-
-class ServiceRow(View):
-    """One Service in one line.
-
-    `state` is the worst of its virtual servers: missing, refusing, serving. `serving` counts the real servers of all
-    its virtual servers that take new connections.
-    """
-
-    service: str
-    virtual_servers: int
-    serving: int
-    active: int
-    inactive: int
-    state: Condition
-    problems: list[str]
-
-
-class ServiceList(Document):
-    """The Services that this node's agent serves, with one line each."""
-
-    kind: ClassVar[str] = "ServiceList"
-
-    items: list[ServiceRow]
-
-    def names(self) -> list[str]:
-        """The Services, as `kroute show service` and `kroute explain` take them."""
-        return [it.service for it in self.items]
-
-
-def services(snapshot: Snapshot) -> ServiceList:
-    """The Services of an agent's snapshot by name, including those that only have problems."""
-    rows: dict[str, ServiceRow] = {}
-    for server in snapshot.virtual_servers:
-        row = rows.setdefault(server.service, ServiceRow(server.service, 0, 0, 0, 0, Condition.SERVING, []))
-        states = {row.state, server.state, *(it.state for it in server.real_servers if it.state == Condition.MISSING)}
-        row.virtual_servers += 1
-        row.serving += sum(it.state in TAKES_CONNECTIONS for it in server.real_servers)
-        row.active += server.active
-        row.inactive += server.inactive
-        row.state = next(state for state in WORST_FIRST if state in states)
-    for problem in snapshot.problems:
-        row = rows.setdefault(problem.service, ServiceRow(problem.service, 0, 0, 0, 0, Condition.SERVING, []))
-        row.problems.append(f"{problem.reason}: {problem.message}")
-    return ServiceList([row for name, row in sorted(rows.items()) if name])
 
 
 KernelTable = Mapping[VirtualServerKey, VirtualServerState]
@@ -207,13 +161,13 @@ def _planned_row(service: str, planned: VirtualServer, state: VirtualServerState
     row = _row(service, planned.key, shown)
     row.state = condition_of(planned, state)
     changes = planned.slow_start or planned.ejection
-    weights = {(it.address, it.port): it.weight for it in planned.real_servers} if changes else {}
-    for it in row.real_servers if changes else ():
-        weight = weights.get((it.address, it.port), 0)
-        if is_climbing(planned, weight, it.weight):
-            it.state = Condition.CLIMBING
-        elif is_ejected(planned, weight, it.weight):
-            it.state = Condition.EJECTED
+    weights = {(real.address, real.port): real.weight for real in planned.real_servers} if changes else {}
+    for real in row.real_servers if changes else ():
+        weight = weights.get((real.address, real.port), 0)
+        if is_climbing(planned, weight, real.weight):
+            real.state = Condition.CLIMBING
+        elif is_ejected(planned, weight, real.weight):
+            real.state = Condition.EJECTED
     row.real_servers += [
         RealServerRow(each.address, each.port, each.weight, 0, 0, Condition.MISSING, method_of(planned))
         for each in missing_real_servers(planned.real_servers, shown.real_servers)

@@ -1,7 +1,7 @@
 """What a node or a director serves, what is wrong there, and what to do about it: the answer to `kroute status`."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +10,9 @@ from typing import ClassVar
 import msgspec
 
 from kroute.inspect import agent_socket
+from kroute.inspect.figures import Figures
 from kroute.model.document import Document
+from kroute.model.plan import ServicePlan
 
 QUESTION = agent_socket.STATUS
 """The question that an agent or a director answers with a Status. `status shared` also asks for the digest."""
@@ -139,6 +141,22 @@ def with_problems(status: Status, problems: Iterable[StatusProblem]) -> Status:
         reasons[problem.reason] += 1
     named = [found[number] for number in sorted([*first, *others][:MOST_PROBLEMS])]
     return msgspec.structs.replace(status, problems=named, problems_total=len(found), reasons=dict(reasons))
+
+
+def served(plans: Collection[ServicePlan], kernel: Figures | None) -> Served:
+    """The counts of these plans, and of what the kernel has of them; None: it could not be read."""
+    servers = [server for plan in plans for server in plan.virtual_servers]
+    planned = Served(len(plans), len(servers), sum(len(server.real_servers) for server in servers))
+    if kernel is None:
+        return planned
+    return msgspec.structs.replace(
+        planned,
+        refusing=kernel.refusing,
+        missing=kernel.missing,
+        missing_real_servers=kernel.missing_real_servers,
+        connections=kernel.active,
+        inactive=kernel.inactive,
+    )
 
 
 def rfc3339(moment: float) -> str | None:

@@ -1,69 +1,43 @@
-"""Read the kernel's state of the planned Services on request.
+"""Read the figures of all planned Services on request, and keep what was read for a time.
 
-A scan costs up to a second of processor time for 100,000 real servers. So the summary is cached for a multiple of the
-time that the scan took. A caller is told how long to wait before asking again.
+A scan of the kernel costs up to a second of processor time for 100,000 real servers. So what was read is kept for a
+multiple of the time that the scan took. A caller is told how long to wait before asking again.
 """
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from heapq import nlargest
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
-from kroute.comparison.virtual_servers import Condition, condition_of, count_ejected, count_real_servers
-from kroute.kernel.ipvs.client import Ipvs, Traffic, VirtualServerKey, VirtualServerState
+import msgspec
+
+from kroute.inspect.figures import Figures, IpvsReader, Rates, Reading, read_figures
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.ipvs.traffic import Traffic
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import ServicePlan, VirtualServer
+from kroute.model.plan import ServicePlan
 from kroute.reconcile.batches import sliced
 
 T = TypeVar("T")
 
 COST_SHARE = 20
-"""A scan is cached for this many times the time that it took. So scans take at most 5 % of the time."""
+"""A scan is kept for this many times the time that it took. So scans take at most 5 % of the time."""
 SHORTEST = 1.0
-"""Seconds for which a scan is cached at least."""
-
-
-_CONDITIONS = (Condition.SERVING, Condition.EJECTED, Condition.DRAINING, Condition.MISSING)
-"""The conditions in which real servers are counted. One that climbs counts as serving."""
-
-Scan = AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]
-"""The kernel's virtual servers in parts, so that they are never all in memory."""
-
-
-class IpvsReader(Protocol):
-    """An IPVS client for reading: `kroute.kernel.ipvs.client.Ipvs`."""
-
-    def scan(self, expected: Collection[VirtualServerKey] = ()) -> Scan:
-        """All virtual servers, at least those in `expected`."""
-
-    async def traffic(self) -> Mapping[VirtualServerKey, Traffic]:
-        """The traffic counters of each virtual server."""
-
-
-class ServiceTraffic(NamedTuple):
-    """A Service's connections on this node, and the total traffic of its virtual servers."""
-
-    key: ObjectKey
-    active: int
-    inactive: int
-    traffic: Traffic
+"""Seconds for which a scan is kept at least."""
+LONGEST_SPAN = 60.0
+"""Seconds between two readings beyond which their difference says nothing of now, and after which both are dropped."""
 
 
 class KernelSummary(NamedTuple):
-    """The totals of one scan.
+    """The figures of all Services together, and by themselves those of the Services with the most connections.
 
-    `virtual_servers` and `real_servers` are counted by condition. `services` are those with the most connections, up to
-    the limit. `omitted` is how many more Services there are.
+    `omitted` is how many more Services with virtual servers there are.
     """
 
-    virtual_servers: Mapping[Condition, int]
-    real_servers: Mapping[Condition, int]
-    active: int
-    inactive: int
-    services: Collection[ServiceTraffic]
+    total: Figures
+    services: Sequence[tuple[ObjectKey, Figures]]
     omitted: int
 
 
@@ -80,119 +54,98 @@ class KernelReader:
         self._plans = plans
         self._limit = limit
         self._open_ipvs = open_ipvs
-        self._clock = clock
+        self.clock = clock
         self._busy = asyncio.Lock()
         self._summary: KernelSummary | None = None
         self._good_until = 0.0
-        self._worth = SHORTEST
-
-    @property
-    def worth(self) -> float:
-        """Seconds for which the last scan is cached."""
-        return self._worth
-
-    async def states(self, keys: Collection[VirtualServerKey]) -> Mapping[VirtualServerKey, VirtualServerState]:
-        """The kernel's current state of these virtual servers; those that do not exist are left out.
-
-        Raises KernelError.
-        """
-
-        async def chosen(ipvs: IpvsReader) -> Mapping[VirtualServerKey, VirtualServerState]:
-            return {key: state async for part in ipvs.scan(keys) for key, state in part if key in keys}
-
-        return await self.read(chosen)
+        self.worth = SHORTEST
+        """Seconds for which what the last scan found is kept."""
 
     async def read(self, work: Callable[[IpvsReader], Awaitable[T]]) -> T:
         """Read by `work`, when no other reading is under way; what it took counts. Raises KernelError."""
         async with self._busy:
             return await self._read(work)
 
-    async def summary(self) -> KernelSummary:
-        """The totals of a scan now, or of a cached one. Raises KernelError."""
+    async def figures(self) -> Reading:
+        """The figures of every Service now; a summary is of the same scan then. Raises KernelError."""
         async with self._busy:
-            if self._summary is None or self._clock() >= self._good_until:
-                self._summary = await self._read(self._summarize)
-                self._good_until = self._clock() + self._worth
+            reading, self._summary = await self._scan(with_traffic=True)
+            return reading
+
+    async def summary(self) -> KernelSummary:
+        """What a scan finds now, or has found lately. Raises KernelError."""
+        async with self._busy:
+            if self._summary is None or self.clock() >= self._good_until:
+                _, self._summary = await self._scan(with_traffic=self._limit > 0)
             return self._summary
+
+    async def _scan(self, *, with_traffic: bool) -> tuple[Reading, KernelSummary]:
+        reading = await self._read(lambda ipvs: read_figures(self._plans(), ipvs, with_traffic=with_traffic))
+        self._good_until = self.clock() + self.worth
+        return reading, summarized(reading, self._limit)
 
     async def _read(self, work: Callable[[IpvsReader], Awaitable[T]]) -> T:
         """Read by `work`, and note for how long the result is worth keeping. The caller holds `_busy`."""
-        started = self._clock()
+        started = self.clock()
         async with self._open_ipvs() as ipvs:
             found = await work(ipvs)
-        self._worth = max(SHORTEST, COST_SHARE * (self._clock() - started))
+        self.worth = max(SHORTEST, COST_SHARE * (self.clock() - started))
         return found
 
-    async def _summarize(self, ipvs: IpvsReader) -> KernelSummary:
-        plans = self._plans()
-        expected = [it.key for plan in plans for it in plan.virtual_servers if it.real_servers]
-        traffic = await ipvs.traffic() if self._limit else {}
-        return await summarize(plans, ipvs.scan(expected), traffic, self._limit)
+
+def summarized(reading: Reading, limit: int) -> KernelSummary:
+    """The total of a reading, and those `limit` Services that have had the most connections, by name."""
+    served = [(key, figures) for key, figures in reading.services.items() if figures.virtual_servers]
+    busiest = nlargest(limit, served, key=lambda each: (each[1].traffic.connections, each[1].active + each[1].inactive))
+    return KernelSummary(reading.total, sorted(busiest, key=lambda each: each[0]), len(served) - len(busiest))
 
 
-async def summarize(
-    plans: Collection[ServicePlan], scan: Scan, traffic: Mapping[VirtualServerKey, Traffic], limit: int
-) -> KernelSummary:
-    """Compute the totals of the kernel's state of these plans. Other tasks run in between."""
-    tally = _Tally()
-    async for batch in sliced(plans):
-        tally.planned(batch)
-    async for part in scan:
-        for key, state in part:
-            tally.found(key, state)
-    services = [tally.of_service(plan, traffic) async for batch in sliced(tally.plans) for plan in batch]
-    chosen = nlargest(limit, services, key=lambda it: (it.traffic.connections, it.active + it.inactive))
-    return KernelSummary(
-        tally.virtual_servers,
-        tally.real_servers,
-        sum(it.active for it in services),
-        sum(it.inactive for it in services),
-        sorted(chosen),
-        len(services) - len(chosen),
-    )
+_NOTHING = Reading({}, Figures())
 
 
-class _Tally:
-    """Counts the planned objects by condition. What the scan does not find is missing."""
+class RateMeter:
+    """Keeps the last reading and the one before it, and knows the rates between them."""
 
-    def __init__(self) -> None:
-        self.plans: list[ServicePlan] = []
-        self.virtual_servers = dict.fromkeys((Condition.SERVING, Condition.REFUSING, Condition.MISSING), 0)
-        self.real_servers = dict.fromkeys(_CONDITIONS, 0)
-        self._planned: dict[VirtualServerKey, tuple[ObjectKey, VirtualServer]] = {}
-        self._active: Counter[ObjectKey] = Counter()
-        self._inactive: Counter[ObjectKey] = Counter()
+    def __init__(self, kernel: KernelReader) -> None:
+        self.total: Rates | None = None
+        """What passes all Services in a second; None before there are two readings."""
+        self._kernel = kernel
+        self._before = self._last = _NOTHING
+        self._read_at = self._seconds = 0.0
+        self._good_until = 0.0
+        self._forgetting: asyncio.TimerHandle | None = None
 
-    def planned(self, plans: Iterable[ServicePlan]) -> None:
-        """Add plans, whose objects are missing until found."""
-        for plan in plans:
-            if plan.virtual_servers:
-                self.plans.append(plan)
-            for it in plan.virtual_servers:
-                self._planned[it.key] = plan.key, it
-                self.virtual_servers[condition_of(it, None)] += 1
-                self.real_servers[Condition.MISSING] += len(it.real_servers)
+    async def read(self) -> Reading:
+        """The figures of all Services, some seconds old at most. Raises KernelError."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._forgetting = asyncio.get_running_loop().call_later(LONGEST_SPAN, self._forget)
+        if self._last is _NOTHING or self._kernel.clock() >= self._good_until:
+            found = await self._kernel.figures()
+            now = self._kernel.clock()
+            self._before, self._last = self._last, found
+            self._seconds, self._read_at = now - self._read_at, now
+            self._good_until = now + self._kernel.worth
+            self.total = await self._total()
+        return self._last
 
-    def found(self, key: VirtualServerKey, state: VirtualServerState) -> None:
-        """Record a virtual server that the kernel has."""
-        planned = self._planned.get(key)
-        if planned is None:
-            return
-        service, desired = planned
-        self.virtual_servers[condition_of(desired, None)] -= 1
-        self.virtual_servers[condition_of(desired, state)] += 1
-        counts = count_real_servers(desired.real_servers, state.real_servers)
-        self.real_servers[Condition.SERVING] += counts.serving
-        ejected = count_ejected(desired, state.real_servers)
-        self.real_servers[Condition.EJECTED] += ejected
-        self.real_servers[Condition.DRAINING] += counts.draining - ejected
-        self.real_servers[Condition.MISSING] += counts.missing - len(desired.real_servers)
-        present = state.real_servers.values()
-        self._active[service] += sum([real.active for real in present])
-        self._inactive[service] += sum([real.inactive for real in present])
+    def rates_of(self, key: ObjectKey) -> Rates | None:
+        """What passes a Service in a second; None before there are two readings of it."""
+        before, now = self._before.services.get(key), self._last.services.get(key)
+        if before is None or now is None or not 0 < self._seconds <= LONGEST_SPAN:
+            return None
+        return Rates.between(before.traffic, now.traffic, self._seconds)
 
-    def of_service(self, plan: ServicePlan, traffic: Mapping[VirtualServerKey, Traffic]) -> ServiceTraffic:
-        """The connections found for a Service, and the total traffic of its virtual servers."""
-        passed = [traffic[it.key] for it in plan.virtual_servers if it.key in traffic]
-        total = Traffic(*map(sum, zip(*passed, strict=True)))
-        return ServiceTraffic(plan.key, self._active[plan.key], self._inactive[plan.key], total)
+    async def _total(self) -> Rates | None:
+        """The sum of all Services' rates. Other tasks run in between."""
+        total, is_known = [0.0] * len(Traffic._fields), False
+        async for batch in sliced(self._last.services):
+            for rates in filter(None, map(self.rates_of, batch)):
+                is_known = True
+                total = [sum(pair) for pair in zip(total, msgspec.structs.astuple(rates), strict=True)]
+        return Rates(*total) if is_known else None
+
+    def _forget(self) -> None:
+        """Free both readings: nobody looks any more."""
+        self._before = self._last = _NOTHING
+        self.total = None

@@ -22,8 +22,8 @@ from kroute.telemetry.metrics.plan_survey import survey
 from kroute.telemetry.metrics.process import process_figures
 from kroute.telemetry.metrics.scrape import Scrape
 from kroute.telemetry.metrics_server import MetricsServer
-from kroute.telemetry.page.content import StatusPage
 from kroute.telemetry.statistics import Statistics
+from kroute.telemetry.status_page import StatusPage
 
 log = structlog.get_logger(__name__)
 

@@ -21,9 +21,8 @@ from kroute.telemetry import zpages
 from kroute.telemetry.health import Health
 from kroute.telemetry.health_server import probe_response
 from kroute.telemetry.metrics import exposition
-from kroute.telemetry.page.content import StatusPage
-from kroute.telemetry.page.services import Question
 from kroute.telemetry.shared_answers import BusyError, SharedAnswers
+from kroute.telemetry.status_page import Question, StatusPage
 
 _ASSETS = {
     "/": ("index.html", "text/html"),

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from kroute.telemetry.page import content
+from kroute.telemetry import status_page
 from tests.browser import scene
 from tests.browser.chromium import Browser, CommandError, chromium, window
 from tests.unit.load_balancer import ask_soon
@@ -16,7 +16,7 @@ from tests.unit.observed import Observed
 @pytest.fixture
 async def shop(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Observed]:
     """The agent of `tests.browser.scene`, whose page asks again soon."""
-    monkeypatch.setattr(content, "SHORTEST_REFRESH", 0.2)
+    monkeypatch.setattr(status_page, "SHORTEST_REFRESH", 0.2)
     monkeypatch.setattr("kroute.telemetry.kernel_reader.SHORTEST", 0.2)
     made = scene.observed()
     async with made.running(), scene.busy(made):

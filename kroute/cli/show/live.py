@@ -20,6 +20,7 @@ from kroute.cli.terminal.output import DONE, plain, refusing
 from kroute.cli.terminal.screen import Screen, terminal_width
 from kroute.cli.terminal.tables import Table, number, size
 from kroute.comparison.virtual_servers import TAKES_CONNECTIONS
+from kroute.inspect.figures import Rates
 from kroute.inspect.snapshot import Snapshot
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs, Traffic, VirtualServerKey
@@ -135,10 +136,8 @@ def rates(before: Sample, after: Sample, order: str = ORDER) -> RateList:
     seconds = after.time - before.time
     rows = []
     for row in after.shown.virtual_servers:
-        now, then = after.traffic.get(row.key, Traffic()), before.traffic.get(row.key, Traffic())
-        if now.connections < then.connections:
-            then = Traffic()  # it was deleted and added again
-        moved = Traffic(*(new - old for new, old in zip(now, then, strict=True)))
+        then, now = before.traffic.get(row.key, Traffic()), after.traffic.get(row.key, Traffic())
+        moved = Rates.between(then, now, seconds)
         rows.append(
             RateRow(
                 row.service,
@@ -148,10 +147,10 @@ def rates(before: Sample, after: Sample, order: str = ORDER) -> RateList:
                 sum(it.state in TAKES_CONNECTIONS for it in row.real_servers),
                 row.active,
                 row.inactive,
-                connections=moved.connections / seconds,
-                packets=(moved.packets_in + moved.packets_out) / seconds,
-                bytes_in=moved.bytes_in / seconds,
-                bytes_out=moved.bytes_out / seconds,
+                connections=moved.connections,
+                packets=moved.packets_in + moved.packets_out,
+                bytes_in=moved.bytes_in,
+                bytes_out=moved.bytes_out,
             )
         )
     sort = ORDERS[order]

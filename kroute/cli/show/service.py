@@ -17,8 +17,7 @@ from kroute.firewall.backend import choose, clients_of, firewall_of, settled
 from kroute.firewall.protocol import Firewall
 from kroute.inspect import agent_settings, agent_socket, planned_state, snapshot
 from kroute.inspect.planned_state import PlannedState
-from kroute.inspect.snapshot import Snapshot, TrafficCounts, VirtualServerRow
-from kroute.kernel.clients import IpvsClient
+from kroute.inspect.snapshot import VirtualServerRow
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.connections import Connection, read_connections
 from kroute.kernel.net.routes import RouteLookup
@@ -111,7 +110,7 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
     plan = ServicePlan(key, virtual_servers=tuple(known.virtual_servers))
     async with open_kernel(only=("ipvs", "addresses", *clients_of(settings))) as kernel, RouteLookup() as lookup:
         shown = snapshot.of_agent([plan], await kernel.ipvs.read())
-        await _add_traffic(shown, kernel.ipvs)
+        shown.add_traffic(await kernel.ipvs.traffic())
         return ServiceReport(
             service=known.view.service,
             frontends=known.view.frontends,
@@ -124,12 +123,6 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
             scheduler=known.view.scheduler,
             scheduler_reason=known.view.scheduler_reason,
         )
-
-
-async def _add_traffic(shown: Snapshot, ipvs: IpvsClient) -> None:
-    traffic = await ipvs.traffic()
-    for row in shown.virtual_servers:
-        row.traffic = TrafficCounts(*counted) if (counted := traffic.get(row.key)) is not None else None
 
 
 def _connection_view(connection: Connection) -> ConnectionView:

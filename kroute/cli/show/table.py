@@ -11,11 +11,11 @@ from kroute.cli.terminal.output import DONE, NO_AGENT, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.cli.terminal.tables import Table
 from kroute.controllers.masquerade.set_fills import SetFill
-from kroute.inspect import agent_socket, snapshot
+from kroute.inspect import agent_socket, figures, snapshot
+from kroute.inspect.figures import ServiceList
 from kroute.inspect.snapshot import (
     ProblemRow,
     RealServerRow,
-    ServiceList,
     Snapshot,
     TrafficCounts,
     VirtualServerRow,
@@ -48,7 +48,7 @@ def main_services(state_dir: Path, how: str, only: str = "") -> int:
     hint = "only the agent knows Services: `kroute show` shows what the kernel has"
     with refusing(agent_socket.AgentUnreachableError, code=NO_AGENT, hint=hint):
         shown = asyncio.run(_ask(state_dir))
-    show(snapshot.services(narrowed(shown, only)), how, print_services)
+    show(figures.list_services(narrowed(shown, only)), how, print_services)
     return DONE
 
 
@@ -80,9 +80,7 @@ async def _read(state_dir: Path, *, with_traffic: bool) -> Snapshot:
     shown = await ask_or_read(state_dir)
     if with_traffic:
         async with Ipvs() as ipvs:
-            traffic = await ipvs.traffic()
-        for row in shown.virtual_servers:
-            row.traffic = TrafficCounts(*counted) if (counted := traffic.get(row.key)) is not None else None
+            shown.add_traffic(await ipvs.traffic())
     return shown
 
 

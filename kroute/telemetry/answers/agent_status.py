@@ -2,16 +2,13 @@
 
 from collections.abc import Callable
 
-import msgspec
-
 from kroute import __version__
 from kroute.broadcaster import Broadcaster
 from kroute.checks.ownership import Ownership
-from kroute.comparison.virtual_servers import Condition
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.inspect import shared_state, status_problems
 from kroute.inspect.shared_state import SharedState
-from kroute.inspect.status import WITH_DIGEST, Served, Source, State, Status, rfc3339, with_problems
+from kroute.inspect.status import WITH_DIGEST, Source, State, Status, rfc3339, served, with_problems
 from kroute.kernel.errors import KernelError
 from kroute.model.document import encode
 from kroute.model.objects import EndpointSlice, Service
@@ -68,7 +65,11 @@ class AgentStatus:
         counted = self._statistics()
         pending = self._pending(counted)
         source = self._source(counted)
-        served, unreadable = await self._served()
+        services, unreadable, total = self._broadcaster.services.values(), "", None
+        try:
+            total = (await self.kernel.summary()).total
+        except KernelError as error:
+            unreadable = str(error)
         resynced = [each for each in counted.controllers.values() if each.last_resync]
         plans = self._broadcaster.plans
         found = Status(
@@ -77,7 +78,7 @@ class AgentStatus:
             version=__version__,
             started=rfc3339(process_figures().started),
             firewall=self._settings.firewall,
-            served=served,
+            served=served(services, total),
             pending=pending,
             generation=max((plan.generation for plan in plans), default=0),
             last_resync=rfc3339(min((each.last_resync for each in resynced), default=0)),
@@ -93,7 +94,7 @@ class AgentStatus:
                 *status_problems.of_source(source, denied),
                 *status_problems.of_manifests(self._faults()),
                 *status_problems.of_work(self._complaints(), counted.controllers),
-                *status_problems.of_kernel(served, unreadable, is_settled=found.is_settled),
+                *status_problems.of_kernel(found.served, unreadable, is_settled=found.is_settled),
                 *status_problems.of_eligibility(self._changes.ineligible()),
                 *status_problems.of_sets(self._controllers.set_fills()),
                 *status_problems.of_plans(plans),
@@ -126,24 +127,6 @@ class AgentStatus:
             resource_versions={kind: watch.resource_version for kind, watch in watches.items()},
             server=without_user(counted.api_server),
         )
-
-    async def _served(self) -> tuple[Served, str]:
-        """The counts, and why the kernel could not be read, or an empty text."""
-        plans = self._broadcaster.services.values()
-        servers = [server for plan in plans for server in plan.virtual_servers]
-        planned = Served(len(plans), len(servers), sum(len(it.real_servers) for it in servers))
-        try:
-            kernel = await self.kernel.summary()
-        except KernelError as error:
-            return planned, str(error)
-        return msgspec.structs.replace(
-            planned,
-            refusing=kernel.virtual_servers[Condition.REFUSING],
-            missing=kernel.virtual_servers[Condition.MISSING],
-            missing_real_servers=kernel.real_servers[Condition.MISSING],
-            connections=kernel.active,
-            inactive=kernel.inactive,
-        ), ""
 
     async def _digest(self) -> str:
         return await shared_state.digest(await self._shared.get(None))

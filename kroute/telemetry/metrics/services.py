@@ -1,13 +1,12 @@
 """kroute's own metrics of what is served: Services, their problems, and the kernel's state of them."""
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from kroute import __version__
-from kroute.comparison.virtual_servers import Condition
 from kroute.controllers.masquerade.set_fills import SetFill
+from kroute.inspect.figures import Figures
 from kroute.telemetry.health import HealthEndpoint
-from kroute.telemetry.kernel_reader import KernelSummary, ServiceTraffic
 from kroute.telemetry.metrics.exposition import Metric, Samples
 from kroute.telemetry.metrics.kube_proxy import Row
 from kroute.telemetry.metrics.scrape import Scrape
@@ -16,17 +15,18 @@ _SERVICE = ("namespace", "service")
 _SET = ("set",)
 
 
-def _of_kernel(
-    field: Callable[[KernelSummary], Mapping[Condition, int] | Mapping[str, int]],
-) -> Callable[[Scrape], Samples]:
-    return lambda scrape: [((state,), n) for state, n in field(scrape.kernel).items()] if scrape.kernel else []
+def _of_all(**parts: Callable[[Figures], int]) -> Callable[[Scrape], Samples]:
+    """A series for each part, which has the label's value as its name."""
+    return lambda scrape: (
+        [((state,), field(scrape.kernel.total)) for state, field in parts.items()] if scrape.kernel else []
+    )
 
 
-def _of_services(*parts: tuple[tuple[str, ...], Callable[[ServiceTraffic], int]]) -> Callable[[Scrape], Samples]:
+def _of_services(*parts: tuple[tuple[str, ...], Callable[[Figures], int]]) -> Callable[[Scrape], Samples]:
     """A series of each Service for each part. A part has the label values after those of the Service, and the value."""
     return lambda scrape: (
-        ((it.key.namespace, it.key.name, *labels), field(it))
-        for it in (scrape.kernel.services if scrape.kernel else ())
+        ((key.namespace, key.name, *labels), field(figures))
+        for key, figures in (scrape.kernel.services if scrape.kernel else ())
         for labels, field in parts
     )
 
@@ -113,7 +113,11 @@ KERNEL_ROWS: tuple[Row, ...] = (
             "Planned virtual servers: serving, refusing (without endpoint), or missing in the kernel.",
             ("state",),
         ),
-        _of_kernel(lambda it: it.virtual_servers),
+        _of_all(
+            serving=lambda it: it.virtual_servers - it.refusing - it.missing,
+            refusing=lambda it: it.refusing,
+            missing=lambda it: it.missing,
+        ),
     ),
     (
         Metric(
@@ -122,11 +126,16 @@ KERNEL_ROWS: tuple[Row, ...] = (
             "Real servers: serving, ejected (they did not answer), draining (weight 0), or missing in the kernel.",
             ("state",),
         ),
-        _of_kernel(lambda it: it.real_servers),
+        _of_all(
+            serving=lambda it: it.serving,
+            ejected=lambda it: it.ejected,
+            draining=lambda it: it.draining,
+            missing=lambda it: it.missing_real_servers,
+        ),
     ),
     (
         Metric("kroute_connections", "gauge", "Connections that IPVS has now, active or inactive.", ("state",)),
-        _of_kernel(lambda it: {"active": it.active, "inactive": it.inactive}),
+        _of_all(active=lambda it: it.active, inactive=lambda it: it.inactive),
     ),
     (
         Metric(

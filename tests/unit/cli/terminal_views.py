@@ -30,7 +30,7 @@ from kroute.cli.terminal.screen import Screen
 from kroute.comparison.virtual_servers import Condition
 from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.firewall.backend import Choice
-from kroute.inspect import snapshot
+from kroute.inspect import figures
 from kroute.inspect.dry_run import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Explanation, ExplanationList, RouteView
 from kroute.inspect.snapshot import ProblemRow, RealServerRow, RealServerView, Snapshot, TrafficCounts, VirtualServerRow
@@ -210,7 +210,7 @@ VIEWS = {
         print_versions,
     ),
     "show": Shown(SNAPSHOT, print_snapshot),
-    "show services": Shown(snapshot.services(SNAPSHOT), print_services),
+    "show services": Shown(figures.list_services(SNAPSHOT), print_services),
     "show service": Shown(REPORT, print_report),
     "show -w": Shown(
         RateList([RateRow(LONG, "TCP", IPV6, 65535, 123, 1234567, 98765, 12345.6, 1234567.8, 123456789.0, 98765432.1)]),

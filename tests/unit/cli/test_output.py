@@ -13,7 +13,7 @@ from kroute.cli.show.service import ServiceReport, print_report
 from kroute.cli.show.table import print_services
 from kroute.cli.terminal import formats, output
 from kroute.cli.terminal.findings import Report, print_findings
-from kroute.inspect import snapshot
+from kroute.inspect import figures, snapshot
 from kroute.inspect.dry_run import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Explanation, ExplanationList
 from kroute.kernel.errors import KernelError
@@ -45,7 +45,7 @@ FOUND = {
         print_explanations,
     ),
     "show services": (
-        snapshot.services(snapshot.of_agent([ODD], {})),
+        figures.list_services(snapshot.of_agent([ODD], {})),
         print_services,
     ),
     "show service": (

@@ -16,8 +16,9 @@ from kroute.cli.show import table as show_table
 from kroute.cli.show.service import ConnectionView, EntryView, ServiceReport, VipView
 from kroute.cli.terminal import formats, tables
 from kroute.cli.terminal.screen import Screen
-from kroute.inspect import agent_socket, snapshot
-from kroute.inspect.snapshot import ProblemRow, ServiceRow, Snapshot, TrafficCounts
+from kroute.inspect import agent_socket, figures, snapshot
+from kroute.inspect.figures import ServiceRow
+from kroute.inspect.snapshot import ProblemRow, Snapshot, TrafficCounts
 from kroute.kernel.ipvs.client import Ipvs, RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.kernel.ipvs.connections import Connection, read_connections
 from kroute.model.objects import ObjectKey
@@ -46,17 +47,19 @@ SHOWN = snapshot.of_agent(PLANS, TABLE)
 
 
 def test_each_service_has_a_line_with_its_worst_state() -> None:
-    assert snapshot.services(SHOWN).items == [
+    assert figures.list_services(SHOWN).items == [
         ServiceRow("default/odd", 0, 0, 0, 0, "serving", ["InvalidPort: port 0 is not served"]),
         ServiceRow("default/web", 1, 2, 3, 2, "serving", []),
         ServiceRow("kube-system/dns", 1, 0, 0, 0, "refusing", []),
     ]
-    [web] = [row for row in snapshot.services(snapshot.of_agent(PLANS, {})).items if row.service == "default/web"]
+    [web] = [row for row in figures.list_services(snapshot.of_agent(PLANS, {})).items if row.service == "default/web"]
     assert web.state == "missing"
 
 
 def test_what_is_no_services_has_no_line() -> None:
-    assert snapshot.services(Snapshot("agent", [], [ProblemRow("", "NodeNotFound", "there is no Node")])).items == []
+    assert (
+        figures.list_services(Snapshot("agent", [], [ProblemRow("", "NodeNotFound", "there is no Node")])).items == []
+    )
 
 
 def test_wide_has_what_went_through() -> None:
@@ -130,7 +133,7 @@ def test_the_order_of_rates_is_chosen() -> None:
 
 def test_what_is_shown_is_chosen_by_service_or_address() -> None:
     def shown(text: str) -> list[str]:
-        return [it.service for it in snapshot.services(show_table.narrowed(SHOWN, text)).items]
+        return [it.service for it in figures.list_services(show_table.narrowed(SHOWN, text)).items]
 
     assert shown("") == ["default/odd", "default/web", "kube-system/dns"]
     assert shown("Default/") == ["default/odd", "default/web"]

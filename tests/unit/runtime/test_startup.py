@@ -14,7 +14,7 @@ from kroute.runtime.gc_tuning import GcTuning
 UNUSED = (
     *("typing_extensions", "hashlib", "email", "multiprocessing", "attr", "encodings.idna", "unicodedata"),
     *("rich", "pygments", "urllib3.connectionpool", "kubernetes_asyncio.client.models.v1_pod", "iptc", "aiohttp.web"),
-    *("kroute.cleanup", "kroute.director", "kroute.telemetry.metrics.families", "kroute.telemetry.page.content"),
+    *("kroute.cleanup", "kroute.director", "kroute.telemetry.metrics.families", "kroute.telemetry.status_page"),
     *("kroute.firewall.iptables.firewall", "kroute.firewall.nftables.firewall", "kroute.kernel.iptables.xtables"),
     *("kroute.inspect.explain", "kroute.inspect.dry_run", "kroute.inspect.answers", "kroute.inspect.status"),
     *("kroute.telemetry.answers.agent_status", "kroute.telemetry.kernel_reader", "kroute.watchers.manifests.watcher"),

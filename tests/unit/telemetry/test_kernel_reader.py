@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 
+from kroute.inspect.figures import Figures, read_figures
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
-from kroute.telemetry.kernel_reader import COST_SHARE, SHORTEST, KernelReader, Scan, ServiceTraffic, summarize
+from kroute.telemetry.kernel_reader import COST_SHARE, SHORTEST, KernelReader, KernelSummary, summarized
 from tests.unit.observed import Kernel
 
 
@@ -29,28 +30,35 @@ def state(*weights: int, active: int = 0, inactive: int = 0) -> VirtualServerSta
     return VirtualServerState(VirtualServerOptions(), reals)
 
 
-async def scan(table: dict[VirtualServerKey, VirtualServerState]) -> Scan:
-    yield list(table.items())
+async def summarize(
+    plans: list[ServicePlan],
+    table: dict[VirtualServerKey, VirtualServerState],
+    passed: dict[VirtualServerKey, Traffic],
+    limit: int,
+) -> KernelSummary:
+    kernel = Kernel()
+    kernel.table, kernel.passed = table, passed
+    return summarized(await read_figures(plans, kernel), limit)
 
 
 async def test_servers_are_counted_by_state_and_connections_added_up() -> None:
     plans = [plan("web", "80", "443"), plan("idle", "81", real_servers=0), plan("lost", "82")]
     table = {key("80"): state(1, 1, 0, active=2, inactive=1), key("443"): state(1, active=5), key("99"): state(1, 1)}
     passed = {key("80"): Traffic(1, 2, 3, 4, 5), key("443"): Traffic(10, 20, 30, 40, 50), key("99"): Traffic(7, 7)}
-    summary = await summarize(plans, scan(table), passed, 10)
-    assert summary.virtual_servers == {"serving": 2, "refusing": 1, "missing": 1}
-    assert summary.real_servers == {"serving": 3, "ejected": 0, "draining": 1, "missing": 3}
-    assert (summary.active, summary.inactive) == (11, 3)
-    web = ServiceTraffic(ObjectKey("default", "web"), 11, 3, Traffic(11, 22, 33, 44, 55))
-    assert web in summary.services
+    summary = await summarize(plans, table, passed, 10)
+    total, web = summary.total, dict(summary.services)[ObjectKey("default", "web")]
+    assert (total.virtual_servers, total.refusing, total.missing) == (4, 1, 1)
+    assert (total.serving, total.ejected, total.draining, total.missing_real_servers) == (3, 0, 1, 3)
+    assert (total.active, total.inactive) == (11, 3)
+    assert (web.active, web.inactive, web.traffic) == (11, 3, Traffic(11, 22, 33, 44, 55))
     assert summary.omitted == 0
 
 
 async def test_those_with_most_connections_are_reported_in_the_order_of_their_names() -> None:
     plans = [plan("a", "1"), plan("b", "2"), plan("c", "3")]
     passed = {key("1"): Traffic(5), key("2"): Traffic(1), key("3"): Traffic(9)}
-    summary = await summarize(plans, scan({}), passed, 2)
-    assert [it.key.name for it in summary.services] == ["a", "c"]
+    summary = await summarize(plans, {}, passed, 2)
+    assert [key.name for key, _ in summary.services] == ["a", "c"]
     assert summary.omitted == 1
 
 
@@ -102,4 +110,12 @@ async def test_a_kernel_that_cannot_be_read_is_an_error_each_time() -> None:
         with pytest.raises(KernelError, match="load ip_vs"):
             await readings.summary()
     kernel.refuses = False
-    assert (await readings.summary()).active == 0
+    assert (await readings.summary()).total == Figures()
+
+
+async def test_the_figures_of_every_service_and_a_summary_are_of_one_scan() -> None:
+    kernel = Kernel()
+    reader = KernelReader(lambda: [plan("web", "80")], 10, lambda: kernel)
+    reading = await reader.figures()
+    assert (await reader.summary()).total is reading.total
+    assert kernel.readings == 1

@@ -19,8 +19,7 @@ from kroute.http.fair_listener import Budget
 from kroute.inspect import status_problems
 from kroute.model.objects import Applied, Deleted, Node, NodeMeta, NodeSpec, ObjectKey, Taint
 from kroute.settings import ListenAddress
-from kroute.telemetry import metrics_port
-from kroute.telemetry.page import content
+from kroute.telemetry import metrics_port, status_page
 from kroute.telemetry.shared_answers import SHORTEST
 from tests.builders import LISTED, NODE, service
 from tests.unit.load_balancer import LOCALHOST, ask, ask_soon, free_ports, say, until
@@ -191,8 +190,8 @@ async def test_no_port_spends_what_another_may_answer(monkeypatch: pytest.Monkey
     ("path", "part"),
     [
         ("/metrics", (metrics_port, "survey")),
-        ("/status.json", (content, "services_page")),
-        ("/service.json?name=default/web", (content, "_bounded")),
+        ("/status.json", (status_page, "services_page")),
+        ("/service.json?name=default/web", (status_page, "_bounded")),
         ("/answers/status", (status_problems, "of_plans")),
     ],
 )

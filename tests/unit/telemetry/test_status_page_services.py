@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
+from kroute.inspect.figures import Figures, Rates, read_figures
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
-from kroute.telemetry.kernel_reader import KernelReader
-from kroute.telemetry.page.readings import LONGEST_SPAN, Figures, Rates, Readings, figures_of
-from kroute.telemetry.page.services import FILTERS, ORDERS, Question, ServiceRow, services_page
+from kroute.telemetry.kernel_reader import LONGEST_SPAN, KernelReader, RateMeter
+from kroute.telemetry.status_page import FILTERS, ORDERS, PageRow, Question, services_page
 from tests.unit.observed import Kernel
 from tests.unit.watching import PATIENCE
 
@@ -65,12 +65,11 @@ class Clock:
         return self.now
 
 
-def readings(kernel: Kernel, clock: Clock) -> Readings:
-    reader = KernelReader(lambda: PLANS, 10, lambda: kernel, clock=clock)
-    return Readings(reader, lambda: PLANS, clock)
+def readings(kernel: Kernel, clock: Clock) -> RateMeter:
+    return RateMeter(KernelReader(lambda: PLANS, 10, lambda: kernel, clock=clock))
 
 
-async def shown(question: Question) -> list[ServiceRow]:
+async def shown(question: Question) -> list[PageRow]:
     read = readings(kernel(), Clock())
     reading = await read.read()
     page = await services_page({it.key: it for it in PLANS}, reading.services, read.rates_of, question)
@@ -78,17 +77,28 @@ async def shown(question: Question) -> list[ServiceRow]:
     return page.rows
 
 
-def names(rows: list[ServiceRow]) -> list[str]:
+def names(rows: list[PageRow]) -> list[str]:
     return [row.service.removeprefix("default/") for row in rows]
 
 
 async def test_figures_add_up_what_the_kernel_has_of_a_service() -> None:
-    found = await figures_of(PLANS, kernel())
-    assert found[PLANS[0].key] == Figures("serving", 4, 0, 0, 14, 2, Traffic(11, 102, 203, 1004, 2005))
-    assert found[PLANS[1].key] == Figures("serving", 2, 1, 0, 3, 0)
-    assert found[PLANS[3].key] == Figures("missing", 0, 0, 2)
-    assert found[PLANS[4].key] == Figures("refusing")
-    assert found[PLANS[5].key] == Figures(None)
+    found = (await read_figures(PLANS, kernel())).services
+    busy, draining, _, lost, refusing, refused = (found[plan.key] for plan in PLANS)
+    passed = Traffic(11, 102, 203, 1004, 2005)
+    assert busy == Figures(virtual_servers=2, serving=4, active=14, inactive=2, traffic=passed)
+    assert draining == Figures(virtual_servers=1, serving=2, draining=1, active=3)
+    assert lost == Figures(virtual_servers=1, missing=1, missing_real_servers=2)
+    assert refusing == Figures(virtual_servers=1, refusing=1)
+    assert refused == Figures()
+    states = [figures.state for figures in (busy, draining, lost, refusing, refused)]
+    assert states == ["serving", "serving", "missing", "refusing", None]
+
+
+async def test_one_real_server_that_is_missing_makes_its_service_missing() -> None:
+    source = kernel()
+    source.table[key(4)] = state(1)
+    idle = (await read_figures(PLANS, source)).services[PLANS[2].key]
+    assert (idle.state, idle.missing, idle.missing_real_servers) == ("missing", 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +178,7 @@ async def test_readings_long_apart_say_nothing_of_now() -> None:
 
 
 async def test_when_nobody_looks_any_more_the_readings_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kroute.telemetry.page.readings.LONGEST_SPAN", 0.01)
+    monkeypatch.setattr("kroute.telemetry.kernel_reader.LONGEST_SPAN", 0.01)
     read = readings(kernel(), Clock())
     await read.read()
     async with asyncio.timeout(PATIENCE):

@@ -8,7 +8,7 @@ import pytest
 
 from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import Applied
-from kroute.telemetry.page import content
+from kroute.telemetry import status_page
 from tests.builders import LISTED, endpoint, endpoint_slice, node, service
 from tests.unit.load_balancer import Answer, ask, ask_soon
 from tests.unit.observed import Observed
@@ -65,6 +65,6 @@ async def test_without_the_kernel_a_service_and_the_page_say_so(agent: Observed)
 
 
 async def test_a_service_of_many_endpoints_is_bounded(agent: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "MOST_ENDPOINTS", 1)
+    monkeypatch.setattr(status_page, "MOST_ENDPOINTS", 1)
     shown = json.loads((await asked(agent, "default/web")).body)
     assert (len(shown["frontends"][0]["endpoints"]), shown["omitted"]) == (1, 1)
