@@ -25,11 +25,11 @@ from bench.report import page, plots
 from bench.run import circumstances
 from kroute.controllers.ipvs.server_order import place
 from kroute.kernel import modules
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.ipvs.objects import (
     AddRealServer,
     AddVirtualServer,
     DeleteVirtualServer,
-    Ipvs,
     SetRealServer,
     VirtualServerOptions,
 )

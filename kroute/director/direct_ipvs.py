@@ -4,18 +4,20 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import Failure
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
     DIRECT_ROUTING,
+    MASQUERADING,
     AddRealServer,
     IpvsChange,
     OptionsByServer,
+    RealServerKey,
+    RealServerState,
     SetRealServer,
     StatesByServer,
     TrafficByServer,
     VirtualServerKey,
     VirtualServerState,
 )
-from kroute.kernel.ipvs.objects import MASQUERADING, RealServerKey, RealServerState
 from kroute.kernel.ipvs.outlines import Outlines
 
 _AS_PLANNED = {DIRECT_ROUTING: MASQUERADING, MASQUERADING: DIRECT_ROUTING}

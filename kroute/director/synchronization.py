@@ -7,7 +7,7 @@ import structlog
 from kroute.controllers.ipvs.sysctls import Row, always
 from kroute.kernel.clients import SyncDaemonClient
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs.client import SyncDaemon, SyncRole
+from kroute.kernel.ipvs.objects import SyncDaemon, SyncRole
 from kroute.reconcile.ledger import Ledger, SyncDaemonStarted, SyncDaemonStopped
 
 log = structlog.get_logger(__name__)

@@ -4,8 +4,7 @@ import msgspec
 
 from kroute.firewall.protocol import Firewall
 from kroute.firewall.sets import Sets
-from kroute.kernel.ipvs.client import RealServerKey, VirtualServerState
-from kroute.kernel.ipvs.objects import TUNNEL
+from kroute.kernel.ipvs.objects import TUNNEL, RealServerKey, VirtualServerState
 from kroute.kernel.net.routes import RouteLookup, Way
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.addresses import family_of

@@ -8,7 +8,7 @@ from kroute.broadcaster import QueueStatistics
 from kroute.inspect import status_problems
 from kroute.inspect.figures import total_of
 from kroute.inspect.status import Severity, Source, State, Status, StatusProblem, rfc3339, served, with_problems
-from kroute.kernel.ipvs.client import VirtualServerKey, VirtualServerState
+from kroute.kernel.ipvs.objects import VirtualServerKey, VirtualServerState
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.pass_status import ControllerStatistics
 

@@ -17,8 +17,7 @@ from kroute.comparison.virtual_servers import (
     count_real_servers,
 )
 from kroute.inspect.snapshot import Snapshot
-from kroute.kernel.ipvs.objects import VirtualServerKey, VirtualServerState
-from kroute.kernel.ipvs.traffic import Traffic
+from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey, VirtualServerState
 from kroute.model.document import Document, View
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan, VirtualServer

@@ -17,7 +17,7 @@ from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import AddEntry, DeleteEntry, Element, SetChange, SetDefinition
 from kroute.kernel.iptables.xtables import TableRules
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,

@@ -17,8 +17,7 @@ from kroute.comparison.virtual_servers import (
 )
 from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.firewall.backend import Choice
-from kroute.kernel.ipvs.objects import MASQUERADING, RealServerState, VirtualServerKey, VirtualServerState
-from kroute.kernel.ipvs.traffic import Traffic
+from kroute.kernel.ipvs.objects import MASQUERADING, RealServerState, Traffic, VirtualServerKey, VirtualServerState
 from kroute.model.addresses import host_port
 from kroute.model.document import Document, View
 from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
     from kroute.kernel.digest import Digest
     from kroute.kernel.errors import Failure
-    from kroute.kernel.ipvs.client import (
+    from kroute.kernel.ipvs.objects import (
         IpvsChange,
         OptionsByServer,
         StatesByServer,

@@ -27,7 +27,7 @@ from kroute.comparison.virtual_servers import planned_key
 from kroute.kernel.ipset import Element
 from kroute.kernel.iptables.saved import SavedTable
 from kroute.kernel.iptables.tools import VARIANTS
-from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
+from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
 from kroute.kernel.nftables.objects import Table
 from kroute.migration.node_ports import AllocatedNodePorts, serves

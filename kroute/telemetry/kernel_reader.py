@@ -15,7 +15,7 @@ import msgspec
 
 from kroute.inspect.figures import Figures, IpvsReader, Rates, Reading, read_figures
 from kroute.kernel.ipvs.client import Ipvs
-from kroute.kernel.ipvs.traffic import Traffic
+from kroute.kernel.ipvs.objects import Traffic
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.batches import sliced

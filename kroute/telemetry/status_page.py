@@ -13,7 +13,7 @@ from kroute.inspect.figures import Figures, IpvsReader, Rates
 from kroute.inspect.snapshot import VirtualServerRow
 from kroute.inspect.status import Status, StatusProblem
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs.client import Traffic, VirtualServerKey, VirtualServerState
+from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey, VirtualServerState
 from kroute.model.document import View
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan, Vip

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
 from kroute import logs
-from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import Applied, EndpointPort, Service
 from kroute.model.plan import ServicePlan
 from tests.builders import LISTED, endpoint, endpoint_slice, node, port, service

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kroute.kernel.ipvs.client import Traffic
+from kroute.kernel.ipvs.objects import Traffic
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
 from tests.browser.chromium import Browser

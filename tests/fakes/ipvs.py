@@ -1,10 +1,13 @@
 """The IPVS table of a fake kernel."""
 
 import errno
+import struct
 from collections.abc import AsyncIterator, Collection, Sequence
 
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
+    FLAG_PERSISTENT,
+    MASQUERADING,
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,
@@ -23,9 +26,22 @@ from kroute.kernel.ipvs.client import (
     VirtualServerOptions,
     VirtualServerState,
 )
-from kroute.kernel.ipvs.objects import MASQUERADING
-from kroute.kernel.ipvs.outlines import Outlines, encode_outline
+from kroute.kernel.ipvs.outlines import Outlines, outline_key
 from tests.fakes.client import FakeClient
+
+OUTLINE = struct.Struct("@I16s2I4sI")
+"""Of struct ip_vs_service_entry: firewall mark, scheduler, flags, timeout, netmask, number of real servers."""
+ENTRY_SIZE = 104
+"""Bytes of struct ip_vs_service_entry, with its statistics."""
+
+
+def encode_outline(key: VirtualServerKey, options: VirtualServerOptions, real_servers: int) -> bytes:
+    """The kernel's entry for a virtual server that had no traffic, without flags that are the kernel's own."""
+    prefix = options.persistence_prefix if options.persistence_timeout else 32
+    netmask = ((1 << 32) - (1 << (32 - prefix))).to_bytes(4, "big")
+    flags = options.flags | (FLAG_PERSISTENT if options.persistence_timeout else 0)
+    rest = OUTLINE.pack(0, options.scheduler.encode(), flags, options.persistence_timeout, netmask, real_servers)
+    return (outline_key(key) + rest).ljust(ENTRY_SIZE, b"\0")
 
 
 class FakeIpvs(FakeClient):

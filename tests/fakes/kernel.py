@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kroute.kernel.conntrack import Flow
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import SetDefinition
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
     RealServerKey,
     RealServerState,
     SyncDaemon,

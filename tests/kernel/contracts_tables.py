@@ -12,8 +12,10 @@ import pytest
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import AddEntry, DeleteEntry, SetChange, SetDefinition
 from kroute.kernel.iptables.xtables import TableRules
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
     DIRECT_ROUTING,
+    MASQUERADING,
+    TUNNEL,
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,
@@ -28,7 +30,6 @@ from kroute.kernel.ipvs.client import (
     VirtualServerOptions,
     VirtualServerState,
 )
-from kroute.kernel.ipvs.objects import MASQUERADING, TUNNEL
 from kroute.kernel.ipvs.outlines import parse_outline, parse_outline_key
 from tests.kernel.nodes import Node
 

@@ -10,7 +10,7 @@ import pytest
 
 from kroute.controllers.service_proxy.udp_flows import UdpFlows
 from kroute.kernel.conntrack import Conntrack, Flow
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
     FLAG_ONE_PACKET,
     FLAG_SCHEDULER_1,
     AddRealServer,

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from kroute.checks.running_proxies import Sign
-from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import Applied, ObjectKey
 from kroute.model.plan import NodePlan, Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
 from tests.builders import facts, service

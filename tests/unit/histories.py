@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kroute.firewall.iptables.address_sets import set_name
 from kroute.kernel.ipset import SetDefinition
-from kroute.kernel.ipvs.client import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.addresses import BindAddress, UnbindAddress
 from kroute.kernel.net.routes import DeleteLocalRoute, SetLocalRoute
 from kroute.model.plan import AddressSet, Persistence, Protocol, ServicePlan, VirtualServer

@@ -9,7 +9,7 @@ from kroute.checks.ownership import Ownership
 from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.histogram import Histogram
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs.client import Traffic, VirtualServerKey, VirtualServerState
+from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey, VirtualServerState
 from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.planning.catalog import Catalog
 from kroute.reconcile.pass_status import ControllerStatistics

@@ -23,7 +23,8 @@ from kroute.comparison.virtual_servers import TAKES_CONNECTIONS
 from kroute.inspect.figures import Rates
 from kroute.inspect.snapshot import Snapshot
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs.client import Ipvs, Traffic, VirtualServerKey
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey
 from kroute.model.addresses import host_port
 from kroute.model.document import Document, View, encode
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from kroute.controllers.ipvs.ejections import POLL
 from kroute.http.probes import Probes
-from kroute.kernel.ipvs.client import RealServerKey
+from kroute.kernel.ipvs.objects import RealServerKey
 from kroute.model.probes import Probe, ProbeKind, ProbeSettings
 
 CONNECTS_WITHIN = 1.5

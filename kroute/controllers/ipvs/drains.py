@@ -5,8 +5,8 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from kroute.comparison.virtual_servers import planned_key
 from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs.client import RealServerKey, RealServerState, StatesByServer
-from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
+from kroute.kernel.ipvs.objects import RealServerKey, RealServerState, StatesByServer
+from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import Protocol, VirtualServerKey
 
 LOOKED_AT_TOGETHER = 16

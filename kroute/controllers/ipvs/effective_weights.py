@@ -11,8 +11,7 @@ from kroute.backoff import patiently
 from kroute.controllers.ipvs.ejections import Ejections, Happened
 from kroute.controllers.ipvs.slow_starts import SlowStarts
 from kroute.kernel.clients import VirtualServerTable
-from kroute.kernel.ipvs.client import RealServerKey
-from kroute.kernel.ipvs.objects import describe_endpoint
+from kroute.kernel.ipvs.objects import RealServerKey, describe_endpoint
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
 from kroute.reconcile.desired_state import DesiredState

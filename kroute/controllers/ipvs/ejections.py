@@ -31,8 +31,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.kernel.ipvs.client import RealServerKey, RealServerTraffic, Traffic
-from kroute.kernel.ipvs.objects import describe_endpoint
+from kroute.kernel.ipvs.objects import RealServerKey, RealServerTraffic, Traffic, describe_endpoint
 from kroute.model.plan import Ejection, VirtualServer, VirtualServerKey
 
 POLL = 2.0

@@ -21,7 +21,7 @@ from kroute.comparison.forwarding import method_of
 from kroute.comparison.virtual_servers import in_order_of_addition, options_of, planned_key
 from kroute.kernel.clients import SysctlClient, VirtualServerTable
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,
@@ -29,7 +29,7 @@ from kroute.kernel.ipvs.client import (
     RealServerKey,
     RealServerState,
 )
-from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
+from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import VirtualServer, VirtualServerKey
 from kroute.schedulers import SCHEDULERS_BY_ORDER
 

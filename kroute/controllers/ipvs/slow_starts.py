@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.kernel.ipvs.client import RealServerKey
+from kroute.kernel.ipvs.objects import RealServerKey
 from kroute.model.plan import SLOW_START_STEPS, RealServer, VirtualServer, VirtualServerKey
 
 FIRST_STEP = SLOW_START_STEPS // 10

@@ -16,7 +16,7 @@ from itertools import chain, cycle, repeat
 from kroute.comparison.virtual_servers import has_real_servers, options_of, planned_key
 from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
     IpvsChange,
     OptionsByServer,
     RealServerKey,
@@ -24,7 +24,7 @@ from kroute.kernel.ipvs.client import (
     TrafficByServer,
     VirtualServerState,
 )
-from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
+from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.kernel.ipvs.outlines import Outlines, outline_key, parse_outline, parse_outline_key
 from kroute.model.plan import VirtualServer, VirtualServerKey
 from kroute.reconcile.batches import sliced

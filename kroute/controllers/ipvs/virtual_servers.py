@@ -40,7 +40,7 @@ from kroute.controllers.ipvs.schedulers import Schedulers
 from kroute.controllers.ipvs.server_order import ServerOrder, There, apart_from_moves
 from kroute.controllers.ipvs.table_look import TableLook
 from kroute.kernel.clients import SysctlClient
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
     AddVirtualServer,
     DeleteRealServer,
     DeleteVirtualServer,
@@ -49,7 +49,7 @@ from kroute.kernel.ipvs.client import (
     SetVirtualServer,
     VirtualServerState,
 )
-from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
+from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
 from kroute.reconcile.batch_writer import BatchWriter, log_changes

@@ -11,85 +11,38 @@ from kroute.kernel.errors import Failure, KernelError, describe_errno, none_if_r
 from kroute.kernel.ipvs.messages import (
     FAMILY_NAME,
     encode_change,
+    encode_daemon_dump,
     encode_dump,
     encode_query,
     encode_real_server_dump,
+    encode_start_daemon,
+    encode_stop_daemon,
     encode_timeouts,
     encode_timeouts_query,
+    parse_daemon,
     parse_real_server,
+    parse_real_server_traffic,
     parse_timeouts,
+    parse_traffic,
     parse_virtual_server,
 )
 from kroute.kernel.ipvs.objects import (
-    DIRECT_ROUTING,
-    FLAG_ONE_PACKET,
-    FLAG_SCHEDULER_1,
-    FLAG_SCHEDULER_2,
-    FLAG_SCHEDULER_3,
-    AddRealServer,
-    AddVirtualServer,
-    DeleteRealServer,
-    DeleteVirtualServer,
     IpvsChange,
     OptionsByServer,
     RealServerKey,
     RealServerState,
-    SetRealServer,
-    SetVirtualServer,
     StatesByServer,
+    SyncDaemon,
+    Traffic,
+    TrafficByServer,
     VirtualServerKey,
     VirtualServerOptions,
     VirtualServerState,
 )
-from kroute.kernel.ipvs.outlines import OutlineReader, Outlines
-from kroute.kernel.ipvs.real_server_entries import read_real_servers
-from kroute.kernel.ipvs.sync import (
-    SyncDaemon,
-    SyncRole,
-    encode_daemon_dump,
-    encode_start_daemon,
-    encode_stop_daemon,
-    parse_daemon,
-)
+from kroute.kernel.ipvs.outlines import OutlineReader, Outlines, read_real_servers
 from kroute.kernel.ipvs.table import pages, parse_table
-from kroute.kernel.ipvs.traffic import (
-    RealServerTraffic,
-    Traffic,
-    TrafficByServer,
-    parse_real_server_traffic,
-    parse_traffic,
-)
-from kroute.kernel.netlink.client import NetlinkClient, Parsed, only
-from kroute.kernel.netlink.generic import find_family
+from kroute.kernel.netlink.client import NetlinkClient, Parsed, find_family, only
 from kroute.kernel.netlink.netlink_socket import NETLINK_GENERIC
-
-__all__ = [
-    "DIRECT_ROUTING",
-    "FLAG_ONE_PACKET",
-    "FLAG_SCHEDULER_1",
-    "FLAG_SCHEDULER_2",
-    "FLAG_SCHEDULER_3",
-    "AddRealServer",
-    "AddVirtualServer",
-    "DeleteRealServer",
-    "DeleteVirtualServer",
-    "Ipvs",
-    "IpvsChange",
-    "OptionsByServer",
-    "RealServerKey",
-    "RealServerState",
-    "RealServerTraffic",
-    "SetRealServer",
-    "SetVirtualServer",
-    "StatesByServer",
-    "SyncDaemon",
-    "SyncRole",
-    "Traffic",
-    "TrafficByServer",
-    "VirtualServerKey",
-    "VirtualServerOptions",
-    "VirtualServerState",
-]
 
 MODULE = "ip_vs"
 TABLE = Path("/proc/net/ip_vs")

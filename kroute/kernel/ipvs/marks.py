@@ -6,16 +6,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from kroute.kernel.errors import Failure
-from kroute.kernel.ipvs.messages import (
-    ATTR_SERVICE,
-    CMD_DEL_SERVICE,
-    FAMILY_NAME,
-    SVC_AF,
-    SVC_FWMARK,
-    encode_dump,
-)
-from kroute.kernel.netlink.client import NetlinkClient
-from kroute.kernel.netlink.generic import GENERIC_HEADER, find_family, generic_message
+from kroute.kernel.ipvs.messages import ATTR_SERVICE, CMD_DEL_SERVICE, FAMILY_NAME, SVC_AF, SVC_FWMARK, encode_dump
+from kroute.kernel.netlink.client import GENERIC_HEADER, NetlinkClient, find_family, generic_message
 from kroute.kernel.netlink.message import attributes, nested, to_u16, to_u32, u16, u32
 from kroute.kernel.netlink.netlink_socket import NETLINK_GENERIC
 

@@ -1,4 +1,4 @@
-"""IPVS changes as netlink messages (include/uapi/linux/ip_vs.h), encoded for speed.
+"""Netlink messages of IPVS (include/uapi/linux/ip_vs.h). Changes are encoded for speed.
 
 The changes of a virtual server's real servers come one after the other, and their messages are equal up to the real
 server's address. So that head is cached. The rest is one pack() and a tail that hundreds of messages share. Caching the
@@ -24,12 +24,16 @@ from kroute.kernel.ipvs.objects import (
     IpvsChange,
     RealServerKey,
     RealServerState,
+    RealServerTraffic,
     SetRealServer,
     SetVirtualServer,
+    SyncDaemon,
+    SyncRole,
+    Traffic,
     VirtualServerKey,
     VirtualServerOptions,
 )
-from kroute.kernel.netlink.generic import GENERIC_HEADER, generic_message
+from kroute.kernel.netlink.client import GENERIC_HEADER, generic_message
 from kroute.kernel.netlink.message import (
     HEADER,
     NLA_F_NESTED,
@@ -39,12 +43,14 @@ from kroute.kernel.netlink.message import (
     attribute,
     attributes,
     be16,
+    nested,
     pack_address,
     text,
     to_be16,
     to_text,
     to_u16,
     to_u32,
+    to_u64,
     u16,
     u32,
     unpack_address,
@@ -54,14 +60,18 @@ FAMILY_NAME = "IPVS"
 
 CMD_NEW_SERVICE, CMD_SET_SERVICE, CMD_DEL_SERVICE, CMD_GET_SERVICE = 1, 2, 3, 4
 CMD_NEW_DEST, CMD_SET_DEST, CMD_DEL_DEST, CMD_GET_DEST = 5, 6, 7, 8
+CMD_NEW_DAEMON, CMD_DEL_DAEMON, CMD_GET_DAEMON = 9, 10, 11
 CMD_SET_CONFIG, CMD_GET_CONFIG = 12, 13
 
-ATTR_SERVICE, ATTR_DEST = 1, 2
+ATTR_SERVICE, ATTR_DEST, ATTR_DAEMON = 1, 2, 3
 ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP = 4, 5, 6
 
 SVC_AF, SVC_PROTOCOL, SVC_ADDR, SVC_PORT, SVC_FWMARK, SVC_SCHED, SVC_FLAGS, SVC_TIMEOUT, SVC_NETMASK = range(1, 10)
 DEST_ADDR, DEST_PORT, DEST_FWD_METHOD, DEST_WEIGHT, DEST_U_THRESH, DEST_L_THRESH = range(1, 7)
 DEST_ACTIVE_CONNS, DEST_INACT_CONNS = 7, 8
+DAEMON_STATE, DAEMON_INTERFACE, DAEMON_SYNC_ID = 1, 2, 3
+SVC_STATS64 = DEST_STATS64 = 12
+STATS_CONNS, STATS_IN_PACKETS, STATS_OUT_PACKETS, STATS_IN_BYTES, STATS_OUT_BYTES = range(1, 6)
 
 FORWARDING = {MASQUERADING: 0, TUNNEL: 2, DIRECT_ROUTING: 3}
 """IP_VS_CONN_F_MASQ, IP_VS_CONN_F_TUNNEL and IP_VS_CONN_F_DROUTE."""
@@ -219,3 +229,58 @@ def _encode_options_of_family(is_ipv6: bool, options: VirtualServerOptions) -> b
 
 def _pack_netmask(prefix: int) -> bytes:
     return IPv4Network((0, prefix)).netmask.packed
+
+
+def encode_start_daemon(family: int, daemon: SyncDaemon) -> bytes:
+    """The message that starts a daemon; `family` is the number of the IPVS family."""
+    return generic_message(family, 0, CMD_NEW_DAEMON, _encode_daemon(daemon))
+
+
+def encode_stop_daemon(family: int, daemon: SyncDaemon) -> bytes:
+    """The message that stops the daemon of this role."""
+    return generic_message(family, 0, CMD_DEL_DAEMON, _encode_daemon(daemon))
+
+
+def encode_daemon_dump(family: int) -> bytes:
+    return generic_message(family, NLM_F_DUMP, CMD_GET_DAEMON)
+
+
+def parse_daemon(payload: bytes) -> SyncDaemon:
+    """One answer to `encode_daemon_dump`."""
+    found = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_DAEMON])
+    return SyncDaemon(
+        SyncRole(to_u32(found[DAEMON_STATE])), to_text(found[DAEMON_INTERFACE]), to_u32(found[DAEMON_SYNC_ID])
+    )
+
+
+def _encode_daemon(daemon: SyncDaemon) -> bytes:
+    return nested(
+        ATTR_DAEMON,
+        u32(DAEMON_STATE, daemon.role),
+        text(DAEMON_INTERFACE, daemon.interface),
+        u32(DAEMON_SYNC_ID, daemon.sync_id),
+    )
+
+
+def parse_traffic(payload: bytes) -> tuple[VirtualServerKey, Traffic] | None:
+    """One answer to `encode_dump`; None for a virtual server of a firewall mark."""
+    service = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_SERVICE])
+    key = parse_key(service)
+    if key is None:
+        return None
+    return key, _traffic(service[SVC_STATS64])
+
+
+def parse_real_server_traffic(payload: bytes, key: VirtualServerKey) -> tuple[RealServerKey, RealServerTraffic] | None:
+    """One answer to `encode_real_server_dump`; None for a real server whose answers bypass this machine."""
+    real_server, state = parse_real_server(payload, key)
+    if state.method != MASQUERADING:
+        return None
+    dest = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_DEST])
+    return real_server, RealServerTraffic(_traffic(dest[DEST_STATS64]), state.active)
+
+
+def _traffic(stats: bytes) -> Traffic:
+    counters = attributes(stats)
+    fields = (STATS_CONNS, STATS_IN_PACKETS, STATS_OUT_PACKETS, STATS_IN_BYTES, STATS_OUT_BYTES)
+    return Traffic(*(to_u64(counters[field]) for field in fields))

@@ -1,5 +1,6 @@
 """IPVS virtual servers, real servers and the changes that can be made to them, as plain values."""
 
+from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 VirtualServerKey: TypeAlias = tuple[int, str, int]
@@ -140,3 +141,52 @@ class DeleteRealServer(NamedTuple):
 IpvsChange: TypeAlias = (
     AddVirtualServer | SetVirtualServer | DeleteVirtualServer | AddRealServer | SetRealServer | DeleteRealServer
 )
+
+
+class Traffic(NamedTuple):
+    """Scheduled connections, and packets and bytes from clients (in) and to them (out), since the object was made.
+
+    The kernel sums up its processors' counters every two seconds (net/netfilter/ipvs/ip_vs_est.c), so the numbers may
+    be two seconds old.
+
+    Real servers with direct routing answer the clients directly, so their answers do not count as packets or bytes out.
+    """
+
+    connections: int = 0
+    packets_in: int = 0
+    packets_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class RealServerTraffic(NamedTuple):
+    """What has gone through a real server since it was added, and how many of its connections are active now."""
+
+    traffic: Traffic = Traffic()
+    active: int = 0
+
+
+TrafficByServer: TypeAlias = dict[VirtualServerKey, dict[RealServerKey, RealServerTraffic]]
+"""The traffic of the real servers of some virtual servers."""
+
+
+class SyncRole(IntEnum):
+    """IP_VS_STATE_MASTER and IP_VS_STATE_BACKUP of include/uapi/linux/ip_vs.h."""
+
+    MASTER = 1
+    BACKUP = 2
+
+
+class SyncDaemon(NamedTuple):
+    """A daemon that copies connections between directors (net/netfilter/ipvs/ip_vs_sync.c).
+
+    A master sends the state of its connections to a multicast group (224.0.0.81, port 8848) on one interface. A backup
+    accepts what masters with its synchronization id send. A network namespace has at most one daemon of each role.
+    `sync_id` is 1 to 255, and the same on all machines that share connections."""
+
+    role: SyncRole
+    interface: str
+    sync_id: int
+
+    def __str__(self) -> str:
+        return f"IPVS {self.role.name.lower()} synchronization daemon on {self.interface}"

@@ -1,12 +1,22 @@
-"""The base of the clients that have one netlink socket each."""
+"""The base of the clients that have one netlink socket each, and the requests of generic netlink."""
 
 import errno
+import struct
 from collections.abc import Sequence
 from typing import ClassVar, Self, TypeVar
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.netlink.digest_socket import DigestSocket, DumpDigest
+from kroute.kernel.netlink.message import attributes, message, text, to_u16
 from kroute.kernel.netlink.netlink_socket import RECEIVE_BUFFER, NetlinkSocket, NetlinkStatistics
+
+GENL_ID_CTRL = 16
+CTRL_CMD_GETFAMILY = 3
+CTRL_ATTR_FAMILY_ID = 1
+CTRL_ATTR_FAMILY_NAME = 2
+
+GENERIC_HEADER = struct.Struct("=BBH")
+"""command, version, reserved."""
 
 Parsed = TypeVar("Parsed")
 
@@ -57,3 +67,21 @@ def only(answers: list[Parsed]) -> Parsed:
     if not answers:
         raise KernelError("the kernel did not answer a request; trying later", errno=errno.EBADMSG)
     return answers[0]
+
+
+def generic_message(family: int, flags: int, command: int, payload: bytes = b"") -> bytes:
+    return message(family, flags, GENERIC_HEADER.pack(command, 1, 0) + payload)
+
+
+async def find_family(netlink: NetlinkSocket, name: str) -> int:
+    """The number of the family, valid until its module is unloaded. Raises KernelError if the kernel has none."""
+    request = generic_message(GENL_ID_CTRL, 0, CTRL_CMD_GETFAMILY, text(CTRL_ATTR_FAMILY_NAME, name))
+    try:
+        return only(await netlink.request(request, _parse_family))
+    except KernelError as error:
+        sentence = f"the kernel has no {name} (generic netlink); load the module that provides it"
+        raise KernelError(sentence, errno=error.errno) from error
+
+
+def _parse_family(payload: bytes) -> int:
+    return to_u16(attributes(payload, GENERIC_HEADER.size)[CTRL_ATTR_FAMILY_ID])

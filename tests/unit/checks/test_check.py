@@ -10,7 +10,7 @@ from kroute.checks.other_proxies import Leftover, leftovers
 from kroute.controllers.ipvs.sysctls import Circumstances
 from kroute.firewall.backend import firewall_of
 from kroute.kernel.ipset import SetDefinition
-from kroute.kernel.ipvs.client import AddVirtualServer, VirtualServerOptions
+from kroute.kernel.ipvs.objects import AddVirtualServer, VirtualServerOptions
 from kroute.kernel.nftables.chains import NftChain
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts, NodeInterfaces

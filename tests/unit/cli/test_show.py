@@ -12,7 +12,8 @@ from kroute.cli.terminal.screen import Screen
 from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.inspect import agent_socket, snapshot
 from kroute.inspect.snapshot import ProblemRow
-from kroute.kernel.ipvs.client import Ipvs, RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import (
     NodePlan,

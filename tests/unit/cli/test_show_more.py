@@ -19,8 +19,9 @@ from kroute.cli.terminal.screen import Screen
 from kroute.inspect import agent_socket, figures, snapshot
 from kroute.inspect.figures import ServiceRow
 from kroute.inspect.snapshot import ProblemRow, Snapshot, TrafficCounts
-from kroute.kernel.ipvs.client import Ipvs, RealServerState, Traffic, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.connections import Connection, read_connections
+from kroute.kernel.ipvs.objects import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView

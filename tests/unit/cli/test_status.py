@@ -13,7 +13,8 @@ from kroute.cli import status as module
 from kroute.inspect import agent_socket
 from kroute.inspect.status import Served, Severity, Source, State, Status, StatusProblem, with_problems
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs.client import Ipvs, RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
 from tests.unit.command_line import exit_code
 
 READY = Status(

@@ -19,7 +19,7 @@ from kroute.comparison.virtual_servers import (
     real_server_condition,
     stale_real_servers,
 )
-from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
 
 KEY = VirtualServerKey(Protocol.TCP, "10.96.0.10", 80)

@@ -4,7 +4,7 @@ import copy
 import errno
 from pathlib import Path
 
-from kroute.kernel.ipvs.client import AddVirtualServer, DeleteVirtualServer, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import AddVirtualServer, DeleteVirtualServer, VirtualServerOptions, VirtualServerState
 from kroute.settings import IpvsTimeouts
 from tests.fakes.kernel import FakeKernel
 from tests.unit.fake_node import DUMMY, SYSCTLS, FakeNode, new_kernel, plan, server

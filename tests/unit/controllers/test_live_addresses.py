@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.kernel.ipset import AddEntry, DeleteEntry
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,

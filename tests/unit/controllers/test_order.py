@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from kroute.kernel.ipset import DeleteEntry
-from kroute.kernel.ipvs.client import AddRealServer, AddVirtualServer, DeleteVirtualServer, SetRealServer
+from kroute.kernel.ipvs.objects import AddRealServer, AddVirtualServer, DeleteVirtualServer, SetRealServer
 from kroute.kernel.net.addresses import BindAddress
 from kroute.kernel.net.routes import DeleteLocalRoute
 from kroute.model.plan import VirtualServer

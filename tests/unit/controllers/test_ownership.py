@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.kernel.ipvs.client import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.addresses import UnbindAddress
 from kroute.reconcile.ledger import Ledger, LinkMade
 from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode, new_kernel, plan, server

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.addresses import BindAddress, UnbindAddress
 from kroute.kernel.net.monitor import AddressEvent, LinkEvent
 from kroute.kernel.net.routes import IPV6_METRIC, LocalRoute, SetLocalRoute

@@ -12,8 +12,9 @@ from kroute.broadcaster import Broadcaster
 from kroute.director.controller import DirectRouting
 from kroute.director.settings import DirectorSettings, LeaseSettings
 from kroute.kernel.errors import Failure
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
     DIRECT_ROUTING,
+    MASQUERADING,
     AddVirtualServer,
     DeleteRealServer,
     IpvsChange,
@@ -22,7 +23,6 @@ from kroute.kernel.ipvs.client import (
     SyncRole,
     VirtualServerOptions,
 )
-from kroute.kernel.ipvs.objects import MASQUERADING
 from kroute.kernel.net.addresses import BindAddress, RenewAddress, UnbindAddress
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, RealServer, ServicePlan, Vip, VirtualServer, VirtualServerKey

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kroute.broadcaster import Broadcaster
 from kroute.inspect import agent_socket
-from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import Applied, KubernetesObject
 from kroute.model.plan import NodePlan
 from tests.apiserver.pods import EXEC

@@ -26,15 +26,15 @@ from kroute.kernel.ipset import (
     parse_type,
 )
 from kroute.kernel.iptables.nft_rules import _words
-from kroute.kernel.ipvs import connections, marks, messages, sync, table, traffic
-from kroute.kernel.ipvs.objects import AddRealServer, AddVirtualServer, VirtualServerOptions
+from kroute.kernel.ipvs import connections, marks, messages, table
+from kroute.kernel.ipvs.objects import AddRealServer, AddVirtualServer, SyncDaemon, SyncRole, VirtualServerOptions
 from kroute.kernel.net import links, policy_routing, routes
 from kroute.kernel.net.addresses import AddressArrivals, encode_bind, parse_address
 from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import parse_route, set_route
-from kroute.kernel.netlink import generic
+from kroute.kernel.netlink import client as netlink_client
 from kroute.kernel.netlink import message as message_module
-from kroute.kernel.netlink.generic import GENERIC_HEADER
+from kroute.kernel.netlink.client import GENERIC_HEADER
 from kroute.kernel.netlink.message import (
     HEADER,
     HEADER_SIZE,
@@ -97,7 +97,7 @@ def virtual_server(key: tuple[int, str, int]) -> bytes:
     payload = payload_of(messages.encode_change(0x20, AddVirtualServer(key, VirtualServerOptions("mh", 8, 60, 32))))
     counters = b"".join(attribute(kind, bytes(8)) for kind in range(1, 11))
     inner = next(contents for _, contents in iterate_attributes(payload, GENERIC_HEADER.size))
-    return payload[: GENERIC_HEADER.size] + nested(messages.ATTR_SERVICE, inner, nested(traffic.SVC_STATS64, counters))
+    return payload[: GENERIC_HEADER.size] + nested(messages.ATTR_SERVICE, inner, nested(messages.SVC_STATS64, counters))
 
 
 def real_server(key: tuple[int, str, int], address: str) -> bytes:
@@ -119,7 +119,7 @@ LINK = (
 ADDRESSES = payload_of(encode_bind(2, "10.0.0.1")), payload_of(encode_bind(2, "fd00::1", 60))
 ROUTES = payload_of(set_route(2, "10.96.0.1", "10.0.0.1")), payload_of(set_route(2, "fd00::1", "fd00::2"))
 TIMEOUTS = GENERIC_HEADER.pack(1, 1, 0) + u32(4, 900) + u32(5, 120) + u32(6, 300)
-DAEMON = payload_of(sync.encode_start_daemon(0x20, sync.SyncDaemon(sync.SyncRole.MASTER, "eth0", 1)))
+DAEMON = payload_of(messages.encode_start_daemon(0x20, SyncDaemon(SyncRole.MASTER, "eth0", 1)))
 FAMILY = GENERIC_HEADER.pack(1, 1, 0) + u16(1, 0x20) + text(2, "IPVS")
 MARK = GENERIC_HEADER.pack(1, 1, 0) + nested(
     messages.ATTR_SERVICE, u16(messages.SVC_AF, 2), u32(messages.SVC_FWMARK, 9)
@@ -156,10 +156,10 @@ PARSERS: dict[str, tuple[Parse, tuple[bytes, ...]]] = {
     "real server": (lambda it: messages.parse_real_server(it, TCP4), (real_server(TCP4, "172.20.1.1"),)),
     "IPv6 real server": (lambda it: messages.parse_real_server(it, TCP6), (real_server(TCP6, "fd00::5"),)),
     "timeouts": (messages.parse_timeouts, (TIMEOUTS,)),
-    "traffic": (traffic.parse_traffic, (virtual_server(TCP4), virtual_server(TCP6))),
-    "daemon": (sync.parse_daemon, (DAEMON,)),
+    "traffic": (messages.parse_traffic, (virtual_server(TCP4), virtual_server(TCP6))),
+    "daemon": (messages.parse_daemon, (DAEMON,)),
     "mark": (marks._parse, (MARK, virtual_server(TCP4))),
-    "family": (generic._parse_family, (FAMILY,)),
+    "family": (netlink_client._parse_family, (FAMILY,)),
     "flow": (lambda it: parse_flow(it, Everything()), (flow("10.0.0.1", "10.96.0.1"), flow("fd00::1", "fd00::2"))),
     "set's name": (parse_name, (SET,)),
     "set": (parse_definition, (SET,)),

@@ -3,7 +3,7 @@
 from kroute.broadcaster import QueueStatistics
 from kroute.inspect.director_status import DirectorParts, director_status
 from kroute.inspect.status import State
-from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.plan import RealServer
 from kroute.reconcile.pass_status import ControllerStatistics
 from tests.builders import plan, virtual_server

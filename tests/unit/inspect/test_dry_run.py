@@ -11,13 +11,7 @@ from kroute.inspect.dry_run import PlannedChanges, dry_run
 from kroute.kernel import clients, firewall_clients
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import DeleteEntry, Ipset
-from kroute.kernel.ipvs.client import (
-    AddVirtualServer,
-    DeleteRealServer,
-    SyncDaemon,
-    SyncRole,
-    VirtualServerOptions,
-)
+from kroute.kernel.ipvs.objects import AddVirtualServer, DeleteRealServer, SyncDaemon, SyncRole, VirtualServerOptions
 from kroute.model.plan import ServicePlan
 from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import Operation

@@ -17,7 +17,7 @@ from kroute.inspect.applied_state import AppliedState
 from kroute.inspect.explain import Explanation, ExplanationList
 from kroute.inspect.planned_state import PlannedState
 from kroute.inspect.verdicts import Client, Fate, judge
-from kroute.kernel.ipvs.client import DeleteRealServer, RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import DeleteRealServer, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.routes import Way
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts

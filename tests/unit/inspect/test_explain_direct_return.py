@@ -12,8 +12,7 @@ from kroute.firewall.iptables.rules import family_rules
 from kroute.inspect.applied_state import AppliedState
 from kroute.inspect.explain import Explanation, ExplanationList
 from kroute.inspect.verdicts import Client, Fate, judge
-from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
-from kroute.kernel.ipvs.objects import TUNNEL
+from kroute.kernel.ipvs.objects import TUNNEL, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.routes import Way
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts

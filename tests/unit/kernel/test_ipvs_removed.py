@@ -9,7 +9,8 @@ import pytest
 from kroute.kernel import modules
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs import client
-from kroute.kernel.ipvs.client import AddVirtualServer, Ipvs, VirtualServerOptions
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.ipvs.objects import AddVirtualServer, VirtualServerOptions
 from kroute.kernel.netlink.message import HEADER
 from kroute.kernel.netlink.netlink_socket import NetlinkSocket
 

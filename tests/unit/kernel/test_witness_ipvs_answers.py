@@ -8,10 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroute2.netlink.generic import ipvs
 
-from kroute.kernel.ipvs.messages import parse_real_server, parse_timeouts, parse_virtual_server
-from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions
-from kroute.kernel.ipvs.sync import SyncDaemon, SyncRole, parse_daemon
-from kroute.kernel.ipvs.traffic import Traffic, parse_traffic
+from kroute.kernel.ipvs.messages import (
+    parse_daemon,
+    parse_real_server,
+    parse_timeouts,
+    parse_traffic,
+    parse_virtual_server,
+)
+from kroute.kernel.ipvs.objects import RealServerState, SyncDaemon, SyncRole, Traffic, VirtualServerOptions
 from tests.unit.kernel.witness import (
     any_address,
     families,

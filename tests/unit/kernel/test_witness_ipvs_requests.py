@@ -13,8 +13,11 @@ from pyroute2.netlink.generic import ipvs
 from kroute.kernel.ipvs.marks import DeleteMarkServer, IpvsMarks
 from kroute.kernel.ipvs.messages import (
     encode_change,
+    encode_daemon_dump,
     encode_dump,
     encode_real_server_dump,
+    encode_start_daemon,
+    encode_stop_daemon,
     encode_timeouts,
     encode_timeouts_query,
 )
@@ -25,11 +28,12 @@ from kroute.kernel.ipvs.objects import (
     DeleteVirtualServer,
     SetRealServer,
     SetVirtualServer,
+    SyncDaemon,
+    SyncRole,
     VirtualServerKey,
     VirtualServerOptions,
 )
-from kroute.kernel.ipvs.sync import SyncDaemon, SyncRole, encode_daemon_dump, encode_start_daemon, encode_stop_daemon
-from kroute.kernel.netlink.generic import find_family
+from kroute.kernel.netlink.client import find_family
 from tests.unit.kernel.witness import (
     Netlink,
     Reading,

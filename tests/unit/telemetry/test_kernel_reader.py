@@ -6,7 +6,7 @@ import pytest
 
 from kroute.inspect.figures import Figures, read_figures
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
 from kroute.telemetry.kernel_reader import COST_SHARE, SHORTEST, KernelReader, KernelSummary, summarized

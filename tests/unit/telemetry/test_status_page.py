@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import Applied
 from kroute.telemetry import status_page
 from tests.builders import LISTED, endpoint, endpoint_slice, node, service

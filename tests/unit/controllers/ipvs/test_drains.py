@@ -7,8 +7,8 @@ import pytest
 
 from kroute.controllers.ipvs.drains import FIRST_POLL, LAST_POLL, LOOKED_AT_TOGETHER, Drains
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs.client import RealServerKey, RealServerState, StatesByServer
-from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
+from kroute.kernel.ipvs.objects import RealServerKey, RealServerState, StatesByServer
+from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import Protocol, VirtualServerKey
 
 WEB = VirtualServerKey(Protocol.TCP, "10.96.0.1", 80)

@@ -21,7 +21,7 @@ from kroute.controllers.ipvs.confirmations import (
     Confirmations,
 )
 from kroute.controllers.ipvs.ejections import LONGEST_HOLD, Ejections
-from kroute.kernel.ipvs.client import RealServerKey, RealServerTraffic, SetRealServer, Traffic
+from kroute.kernel.ipvs.objects import RealServerKey, RealServerTraffic, SetRealServer, Traffic
 from kroute.model.plan import SLOW_START_STEPS, Ejection, Protocol, RealServer, VirtualServer, VirtualServerKey
 from kroute.model.probes import Probe
 from tests.unit.fake_node import FakeNode, plan

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kroute.controllers.ipvs.ejections import Evidence, Fault, fault_between
-from kroute.kernel.ipvs.client import RealServerTraffic, Traffic
+from kroute.kernel.ipvs.objects import RealServerTraffic, Traffic
 
 POD1, POD2, POD3 = ("10.1.0.1", 80), ("10.1.0.2", 80), ("10.1.0.3", 80)
 NOTHING = RealServerTraffic()

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from kroute.comparison.virtual_servers import in_order_of_addition
 from kroute.controllers.ipvs.server_order import ENDS_CONNECTIONS, place
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
     AddRealServer,
     DeleteRealServer,
     RealServerState,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kroute.comparison.virtual_servers import differences
 from kroute.controllers.ipvs import slow_starts as module
 from kroute.controllers.ipvs.slow_starts import FIRST_STEP, SlowStarts
-from kroute.kernel.ipvs.client import SetRealServer
+from kroute.kernel.ipvs.objects import SetRealServer
 from kroute.model.plan import SLOW_START_STEPS, Protocol, RealServer, VirtualServer, VirtualServerKey
 from tests.unit.fake_node import FakeNode, plan
 

@@ -12,8 +12,9 @@ import pytest
 from kroute.controllers.ipvs import table_look
 from kroute.controllers.ipvs.table_look import LEAST_A_LOOK, LEAST_OF_IPV4, TableLook
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.objects import (
     DIRECT_ROUTING,
+    TUNNEL,
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,
@@ -25,8 +26,7 @@ from kroute.kernel.ipvs.client import (
     SetVirtualServer,
     VirtualServerOptions,
 )
-from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
-from kroute.kernel.ipvs.objects import TUNNEL
+from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import VirtualServer, VirtualServerKey
 from kroute.settings import Settings
 from tests.fakes.ipvs import FakeIpvs

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kroute.kernel.conntrack import DeleteFlow, Flow
-from kroute.kernel.ipvs.client import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.plan import Protocol, ServicePlan
 from tests.fakes.kernel import Operation
 from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode, new_kernel, plan, server

@@ -5,7 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from kroute.kernel.ipvs.client import (
+from kroute.kernel.ipvs.messages import (
+    encode_change,
+    encode_real_server_dump,
+    encode_timeouts,
+    parse_real_server,
+    parse_virtual_server,
+)
+from kroute.kernel.ipvs.objects import (
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,
@@ -17,15 +24,8 @@ from kroute.kernel.ipvs.client import (
     VirtualServerOptions,
     VirtualServerState,
 )
-from kroute.kernel.ipvs.messages import (
-    encode_change,
-    encode_real_server_dump,
-    encode_timeouts,
-    parse_real_server,
-    parse_virtual_server,
-)
 from kroute.kernel.ipvs.table import parse_table
-from kroute.kernel.netlink.generic import GENERIC_HEADER
+from kroute.kernel.netlink.client import GENERIC_HEADER
 from kroute.kernel.netlink.message import HEADER, attributes, iterate_attributes, nested, u32
 
 KEY = (6, "10.0.0.1", 80)

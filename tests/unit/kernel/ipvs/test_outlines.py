@@ -3,7 +3,8 @@
 import pytest
 
 from kroute.kernel.ipvs.objects import VirtualServerKey, VirtualServerOptions
-from kroute.kernel.ipvs.outlines import Outlines, encode_outline, parse_outline, parse_outline_key
+from kroute.kernel.ipvs.outlines import Outlines, parse_outline, parse_outline_key
+from tests.fakes.ipvs import encode_outline
 
 KEYS: list[VirtualServerKey] = [(6, "10.96.0.1", 80), (17, "10.96.0.2", 53), (132, "10.96.255.3", 65535)]
 OPTIONS = VirtualServerOptions("mh", 0x8, 601, 24)

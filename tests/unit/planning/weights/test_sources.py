@@ -5,7 +5,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from kroute.kernel.ipvs.client import SetRealServer
+from kroute.kernel.ipvs.objects import SetRealServer
 from kroute.model.bounds import finish
 from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Deleted, KubernetesObject, ObjectKey, Pod
 from kroute.model.plan import NodePlan

@@ -10,7 +10,7 @@ import pytest
 from kroute.inspect import shared_state
 from kroute.inspect.shared_state import SharedState
 from kroute.inspect.status import MOST_PROBLEMS, Severity, State, Status, StatusProblem, with_problems
-from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import Applied
 from kroute.model.plan import NodePlan, Problem
 from kroute.reconcile.pass_status import ControllerStatistics

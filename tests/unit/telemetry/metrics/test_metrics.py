@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kroute.checks.running_proxies import Sign
 from kroute.controllers.masquerade.set_fills import SetFill
-from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.addresses import Family
 from kroute.model.objects import Applied, Listed, ObjectKey, Service
 from kroute.model.plan import (
