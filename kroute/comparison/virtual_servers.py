@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from kroute.comparison.forwarding import WRONG_METHOD, WRONG_METHODS, differing_methods
 from kroute.kernel.ipvs.objects import (
+    DIRECT_ROUTING,
+    MASQUERADING,
     TUNNEL,
     RealServerKey,
     RealServerState,
@@ -23,6 +24,11 @@ from kroute.kernel.ipvs.objects import (
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
 from kroute.schedulers import SCHEDULERS_BY_ORDER, SCHEDULERS_WITH_FLAGS
+
+WRONG_METHOD = -1
+"""The weight, which no plan has, of a real server that is forwarded to in another way than planned."""
+_WRONG_METHODS = {False: frozenset({TUNNEL, DIRECT_ROUTING}), True: frozenset({MASQUERADING, DIRECT_ROUTING})}
+"""The forwarding methods that a real server must not have, by whether its virtual server is tunnelled."""
 
 
 class Condition(StrEnum):
@@ -124,7 +130,7 @@ def in_terms_of_plans(
     """
     options = applied.options
     is_tunnelled = any(it.method == TUNNEL for key, it in applied.real_servers.items() if key not in draining)
-    wrong = WRONG_METHODS[is_tunnelled]
+    wrong = _WRONG_METHODS[is_tunnelled]
     real_servers = [
         RealServer(*key, real.weight if real.method not in wrong else WRONG_METHOD)
         for key in in_order_of_addition(applied.real_servers)
@@ -142,11 +148,11 @@ def in_terms_of_plans(
     )
 
 
-def is_just(applied: VirtualServerState, desired: VirtualServer) -> bool:
+def matches_exactly(applied: VirtualServerState, desired: VirtualServer) -> bool:
     """Whether the kernel has exactly what is desired, with nothing that drains. Quicker than `in_terms_of_plans`."""
     if len(applied.real_servers) != len(desired.real_servers):
         return False
-    wrong = WRONG_METHODS[desired.is_tunnelled]
+    wrong = _WRONG_METHODS[desired.is_tunnelled]
     for address, port, weight in desired.real_servers:
         real = applied.real_servers.get((address, port))
         if real is None or real.weight != weight or real.method in wrong:
@@ -163,7 +169,7 @@ def has_real_servers(
 
     One that drains and has a weight does not drain: somebody else has given it that.
     """
-    wrong = WRONG_METHODS[server.is_tunnelled]
+    wrong = _WRONG_METHODS[server.is_tunnelled]
     serving = {
         key: real.weight if real.method not in wrong else WRONG_METHOD
         for key, real in applied.items()
@@ -234,7 +240,7 @@ def differences(key: VirtualServerKey, desired: VirtualServer | None, applied: V
         return [f"virtual server {key} is missing"] if wanted else []
     found = [*_differing_options(key, wanted, applied), *_differing_real_servers(wanted, applied.real_servers)]
     if wanted is not None:
-        found += differing_methods(wanted, applied.real_servers)
+        found += _differing_methods(wanted, applied.real_servers)
     if wanted and wanted.scheduler in SCHEDULERS_BY_ORDER and not is_in_order(applied.real_servers, wanted):
         found.append(f"virtual server {key} has its real servers in another order: nodes choose differently")
     if not found and wanted is None:
@@ -286,4 +292,19 @@ def _differing_real_servers(
         f"real server {address}:{port} takes new connections and was not planned"
         for address, port in sorted(applied.keys() - weights.keys())
         if applied[address, port].weight
+    ]
+
+
+def method_of(server: VirtualServer) -> str:
+    """How the kernel should forward to all of its real servers."""
+    return TUNNEL if server.is_tunnelled else MASQUERADING
+
+
+def _differing_methods(wanted: VirtualServer, applied: Mapping[RealServerKey, RealServerState]) -> list[str]:
+    """A sentence for each real server of a plan that is forwarded to in another way."""
+    wrong, planned = _WRONG_METHODS[wanted.is_tunnelled], {(it.address, it.port) for it in wanted.real_servers}
+    return [
+        f"real server {address}:{port} is forwarded to by {applied[address, port].method}, not {method_of(wanted)}"
+        for address, port in sorted(planned & applied.keys())
+        if applied[address, port].method in wrong
     ]

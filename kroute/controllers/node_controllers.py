@@ -6,21 +6,19 @@ writes, and the tests step them on fake ones.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Self
 
-from kroute.broadcaster import Broadcaster
-from kroute.controllers.cleanup import cleanup, hand_over
+from kroute.broadcaster import Broadcaster, QueueStatistics
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.controllers.health_checks.controller import HealthChecks
-from kroute.controllers.liveness import RESYNC_PERIODS, complaints
-from kroute.controllers.masquerade.controller import Masquerade
-from kroute.controllers.masquerade.set_fills import SetFill
+from kroute.controllers.health_checks import HealthChecks
+from kroute.controllers.masquerade import Masquerade
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy.controller import ServiceProxy
 from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
+from kroute.firewall.sets import SetFill
 from kroute.histogram import Histogram
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.plan import VirtualServerKey
@@ -38,6 +36,11 @@ if TYPE_CHECKING:
 
 REPAIRS_APART = 60.0
 """Seconds between two repairs of one object that a rival service proxy changes back."""
+
+
+RESYNC_PERIODS = 2
+"""After how many resync periods of waiting, failing or one pass kroute is unhealthy (kubernetes,
+pkg/proxy/healthcheck/proxy_health.go: an update may wait for two sync periods)."""
 
 
 class NodeControllers:
@@ -204,12 +207,77 @@ class NodeControllers:
         return self.service_proxy.weights.ejected(keys)
 
     async def cleanup(self, firewalls: Sequence[Firewall]) -> CleanupReport:
-        """Undo everything that earlier runs did on this node. `run` must not be running.
+        """Undo everything that earlier runs did on this node, in the order in which a Service is withdrawn.
 
-        `firewalls` are those of every backend that has left something.
+        Only the ledger and kroute's names say what that is. `run` must not be running. `firewalls` are those of every
+        backend that has left something.
+
+        A step that fails is reported, and the others go on. The ledger is removed last, and only if nothing failed, so
+        that another cleanup can finish the work. An object that no longer exists counts neither as undone nor as
+        failed.
+
+        Without a ledger and without any set of kroute's, kroute never ran here, and nothing is undone. A link with the
+        name of the dummy interface is then another proxy's: kube-proxy's has the same name.
         """
-        return await cleanup(self.service_proxy, self.route_fix, self._tunnels, firewalls, self.interface, self.ledger)
+        report = CleanupReport()
+        if not self.ledger.exists and not firewalls:
+            return report
+        for controller in (self.service_proxy, self.route_fix):
+            with report.step(controller.name):
+                await controller.cleanup(report)
+        await self._undo_what_no_proxy_shares(firewalls, report, keep_interface=False)
+        return report
 
     async def hand_over(self, firewalls: Sequence[Firewall], *, keep_interface: bool) -> CleanupReport:
-        """Undo what another proxy, which serves by now, does not use. The rest is as with `cleanup`."""
-        return await hand_over(self._tunnels, firewalls, self.interface, self.ledger, keep_interface=keep_interface)
+        """Undo what another proxy, which serves by now, does not use.
+
+        That is the rules, the sets, and the link unless `keep_interface`. Virtual servers and sysctls stay; so do the
+        link's addresses and routes if it stays. The rest is as with `cleanup`.
+        """
+        await self._undo_what_no_proxy_shares(firewalls, report := CleanupReport(), keep_interface=keep_interface)
+        return report
+
+    async def _undo_what_no_proxy_shares(
+        self, firewalls: Iterable[Firewall], report: CleanupReport, *, keep_interface: bool
+    ) -> None:
+        """Direct return goes first, since its addresses are delivered by the rules."""
+        from kroute.controllers.direct_return import undo_direct_return  # noqa: PLC0415  for a cleanup alone
+
+        await undo_direct_return(self._tunnels, report)
+        for firewall in firewalls:
+            with report.step("firewall"):
+                await firewall.remove(report)
+        if not keep_interface:
+            with report.step(f"link {self.interface.name}"):
+                if await self.interface.delete():
+                    report.add(f"delete link {self.interface.name}")
+        if not report.failed:  # else the ledger may name objects that still exist
+            with report.step("ledger"):
+                if self.ledger.remove():
+                    report.add(f"remove the ledger {self.ledger.path}")
+
+
+def complaints(
+    queues: Iterable[QueueStatistics], controllers: Mapping[str, ControllerStatistics], limit: float
+) -> list[str]:
+    """One sentence for each queue that has waited, and each controller that has failed or been busy, for `limit` s.
+
+    `/healthz` and the health check ports of Services answer with this. None of these rules depends on a single Service
+    or on the API server. An object that the kernel refuses is tried again alone, and without an API server the data
+    path stays as it is. A load balancer that removed the node for either would cause an outage.
+    """
+    return [*_late(queues, limit), *_failing(controllers, limit)]
+
+
+def _late(queues: Iterable[QueueStatistics], limit: float) -> Iterator[str]:
+    for queue in queues:
+        if queue.lag >= limit:
+            yield f"{queue.depth} plans wait for {queue.subscriber}, the oldest for {queue.lag:.0f} s"
+
+
+def _failing(controllers: Mapping[str, ControllerStatistics], limit: float) -> Iterator[str]:
+    for name, controller in controllers.items():
+        if controller.failing_for >= limit:
+            yield f"{name} has failed for {controller.failing_for:.0f} s: {controller.last_error}"
+        elif controller.busy_for >= limit:
+            yield f"{name} has been at one pass for {controller.busy_for:.0f} s"

@@ -17,7 +17,7 @@ from kroute.backoff import patiently
 from kroute.broadcaster import Broadcaster
 from kroute.checks import preflight
 from kroute.director.catalog import DirectorCatalog
-from kroute.director.controller import DirectRouting
+from kroute.director.direct_routing import DirectRouting
 from kroute.director.election import Election
 from kroute.director.identity import Identity
 from kroute.director.lease import LeaseLock, LeaseRequests, Role

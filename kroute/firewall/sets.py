@@ -97,3 +97,15 @@ def networks_of(address: str) -> tuple[str, ...]:
     """The network of each prefix length, from 0 on, that an address is in."""
     alone = ip_network(address)
     return tuple([str(alone.supernet(new_prefix=length)) for length in range(alone.max_prefixlen + 1)])
+
+
+class SetFill(msgspec.Struct):
+    """One set. `entries` are those that kroute has written or found.
+
+    `capacity` is how many it can hold as it is. A full set grows, up to `limit` entries.
+    """
+
+    set: str
+    entries: int
+    capacity: int
+    limit: int

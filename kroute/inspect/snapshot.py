@@ -5,18 +5,18 @@ from typing import ClassVar
 
 import msgspec
 
-from kroute.comparison.forwarding import method_of
 from kroute.comparison.virtual_servers import (
     Condition,
     condition_of,
     is_climbing,
     is_ejected,
+    method_of,
     missing_real_servers,
     options_of,
     real_server_condition,
 )
-from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.firewall.backend import Choice
+from kroute.firewall.sets import SetFill
 from kroute.kernel.ipvs.objects import MASQUERADING, RealServerState, Traffic, VirtualServerKey, VirtualServerState
 from kroute.model.addresses import host_port
 from kroute.model.document import Document, View

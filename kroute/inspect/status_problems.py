@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from kroute.controllers.masquerade.set_fills import SetFill
+from kroute.firewall.sets import SetFill
 from kroute.inspect.status import Served, Severity, Source, StatusProblem
 from kroute.model.plan import Plan, Problem
 from kroute.reconcile.pass_status import ControllerStatistics

@@ -15,7 +15,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from kroute.broadcaster import Broadcaster
-from kroute.controllers.masquerade.controller import Masquerade
+from kroute.controllers.masquerade import Masquerade
 from kroute.firewall.packets import Packet, Ruling
 from kroute.firewall.protocol import Firewall
 from kroute.firewall.sets import SHAPES, Capacity, Part, Room, Sets

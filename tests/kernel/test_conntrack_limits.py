@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.controllers.ipvs.conntrack_sysctls import conntrack_rows
-from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls
+from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls, conntrack_rows
 from kroute.kernel.sysctl import Sysctls
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import Ledger

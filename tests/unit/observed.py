@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from kroute.broadcaster import Broadcaster
 from kroute.checks.ownership import Ownership
-from kroute.controllers.masquerade.set_fills import SetFill
+from kroute.firewall.sets import SetFill
 from kroute.histogram import Histogram
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey, VirtualServerState

@@ -10,7 +10,7 @@ from kroute.cli.terminal.formats import show
 from kroute.cli.terminal.output import DONE, NO_AGENT, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.cli.terminal.tables import Table
-from kroute.controllers.masquerade.set_fills import SetFill
+from kroute.firewall.sets import SetFill
 from kroute.inspect import agent_socket, figures, snapshot
 from kroute.inspect.figures import ServiceList
 from kroute.inspect.snapshot import (

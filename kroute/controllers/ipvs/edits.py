@@ -5,8 +5,7 @@ from errno import EEXIST, ENOENT, ESRCH
 
 import msgspec
 
-from kroute.comparison.forwarding import method_of
-from kroute.comparison.virtual_servers import is_served_out, options_of, planned_key
+from kroute.comparison.virtual_servers import is_served_out, method_of, options_of, planned_key
 from kroute.controllers.ipvs.server_order import There, place
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.objects import (

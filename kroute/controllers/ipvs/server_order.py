@@ -17,8 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from kroute.comparison.forwarding import method_of
-from kroute.comparison.virtual_servers import in_order_of_addition, options_of, planned_key
+from kroute.comparison.virtual_servers import in_order_of_addition, method_of, options_of, planned_key
 from kroute.kernel.clients import SysctlClient, VirtualServerTable
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipvs.objects import (

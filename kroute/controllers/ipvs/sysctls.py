@@ -1,6 +1,6 @@
 """The sysctls that a node needs for IPVS, as a table."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import structlog
@@ -9,7 +9,7 @@ from kroute.kernel.clients import SysctlClient
 from kroute.kernel.errors import KernelError
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import Ledger, SysctlChanged
-from kroute.settings import Settings
+from kroute.settings import ConntrackSettings, Settings
 
 log = structlog.get_logger(__name__)
 
@@ -138,6 +138,51 @@ def _estimation_rows(settings: Settings) -> tuple[Row, ...]:
         meaning = "the niceness of the kernel's threads that do so"
         rows.append(Row("net.ipv4.vs.est_nice", value, always, meaning, absent="Linux 6.2 and later have it"))
     return tuple(rows)
+
+
+MOST_CONNECTIONS = 1 << 20
+"""The limit by processors is no more than this, however many there are."""
+
+CONNECTIONS_A_BUCKET = 4
+
+_CONNTRACK = "net.netfilter.nf_conntrack_"
+_TIMEOUTS = {
+    "tcp_timeout_established": "for how long an idle TCP connection is tracked",
+    "tcp_timeout_close_wait": "for how long a half-closed TCP connection is tracked",
+    "udp_timeout": "for how long UDP without an answer is tracked",
+    "udp_timeout_stream": "for how long UDP with answers is tracked",
+}
+"""The settings that are sysctls of the same name, with their meanings."""
+
+
+def most_connections(settings: ConntrackSettings, processors: int) -> int:
+    """How many connections the settings want to be tracked on a node with so many processors; 0: as many as now."""
+    if not settings.max_per_core:
+        return 0
+    scaled = settings.max_per_core * processors
+    return MOST_CONNECTIONS if scaled > MOST_CONNECTIONS else max(scaled, settings.min)
+
+
+def conntrack_rows(settings: ConntrackSettings, processors: int) -> Iterator[Row]:
+    """The rows of the connection tracker, for the settings that are not 0.
+
+    The rules are those of kube-proxy (pkg/proxy/conntrack, `setSysctls`): the limit is never lowered, and the hash
+    table has a bucket for every four connections. In a network namespace that is not the initial one, the limit and the
+    table can only be read; time-outs belong to each namespace.
+    """
+    absent = "load nf_conntrack"
+    if most := most_connections(settings, processors):
+        meaning = "how many connections can be tracked; only the initial network namespace can set it"
+        limit = Row(f"{_CONNTRACK}max", str(most), always, meaning, absent=absent, at_least=True)
+        buckets = str(most // CONNECTIONS_A_BUCKET)
+        yield limit
+        yield Row(f"{_CONNTRACK}buckets", buckets, always, "the table of these", at_least=True, needs=limit.name)
+    for name, meaning in _TIMEOUTS.items():
+        if seconds := getattr(settings, name):
+            yield Row(_CONNTRACK + name, str(seconds), always, meaning, absent=absent)
+    if settings.tcp_be_liberal:
+        meaning = "TCP packets outside the window are not invalid"
+        yield Row(f"{_CONNTRACK}tcp_be_liberal", "1", always, meaning, absent=absent)
 
 
 class NodeSysctls:

@@ -17,8 +17,8 @@ from kroute.comparison.virtual_servers import (
     agrees,
     describe_drift,
     in_terms_of_plans,
-    is_just,
     is_nothing,
+    matches_exactly,
     options_of,
     planned_key,
     stale_real_servers,
@@ -144,7 +144,7 @@ class VirtualServers:
     def _if_unchanged(self, key: VirtualServerKey, state: VirtualServerState) -> VirtualServer | None:
         """The applied (or else the desired) object, if the kernel has exactly that and no real server of it drains."""
         known = self.desired.applied.get(key) or self.desired.desired(key)
-        return known if known is not None and not self._drains.of(key) and is_just(state, known) else None
+        return known if known is not None and not self._drains.of(key) and matches_exactly(state, known) else None
 
     async def write(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
         """Write the deltas, and end drains.

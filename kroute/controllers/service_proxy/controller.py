@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from kroute.broadcaster import Subscription
 from kroute.comparison.vips import describe_drift
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.controllers.ipvs.conntrack_sysctls import conntrack_rows
-from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls, node_rows
+from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls, conntrack_rows, node_rows
 from kroute.controllers.ipvs.table_look import TableLook
 from kroute.controllers.ipvs.timeouts import Timeouts
 from kroute.controllers.ipvs.virtual_servers import VirtualServers

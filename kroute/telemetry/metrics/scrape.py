@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kroute.checks.running_proxies import Sign
-from kroute.controllers.masquerade.set_fills import SetFill
+from kroute.firewall.sets import SetFill
 from kroute.histogram import Histogram
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.health import Health

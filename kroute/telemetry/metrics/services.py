@@ -4,7 +4,7 @@ import platform
 from collections.abc import Callable
 
 from kroute import __version__
-from kroute.controllers.masquerade.set_fills import SetFill
+from kroute.firewall.sets import SetFill
 from kroute.inspect.figures import Figures
 from kroute.telemetry.health import HealthEndpoint
 from kroute.telemetry.metrics.exposition import Metric, Samples

@@ -28,8 +28,8 @@ from kroute.cli.status import print_status
 from kroute.cli.terminal.findings import Report, print_findings
 from kroute.cli.terminal.screen import Screen
 from kroute.comparison.virtual_servers import Condition
-from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.firewall.backend import Choice
+from kroute.firewall.sets import SetFill
 from kroute.inspect import figures
 from kroute.inspect.dry_run import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Explanation, ExplanationList, RouteView

@@ -9,7 +9,7 @@ import pytest
 
 from kroute.cli.show import table as show_table
 from kroute.cli.terminal.screen import Screen
-from kroute.controllers.masquerade.set_fills import SetFill
+from kroute.firewall.sets import SetFill
 from kroute.inspect import agent_socket, snapshot
 from kroute.inspect.snapshot import ProblemRow
 from kroute.kernel.ipvs.client import Ipvs

@@ -12,8 +12,8 @@ from kroute.comparison.virtual_servers import (
     describe_drift,
     differences,
     in_terms_of_plans,
-    is_just,
     is_nothing,
+    matches_exactly,
     missing_real_servers,
     options_of,
     real_server_condition,
@@ -39,8 +39,8 @@ def test_the_order_of_real_servers_matters_to_hashing_alone(scheduler: str, does
     """The kernel lists the newest first."""
     wanted = desired(ONE, TWO, scheduler=scheduler)
     in_order, out_of_order = (state(dict.fromkeys(it, 1), scheduler) for it in ((TWO, ONE), (ONE, TWO)))
-    assert is_just(in_order, wanted)
-    assert is_just(out_of_order, wanted) is does
+    assert matches_exactly(in_order, wanted)
+    assert matches_exactly(out_of_order, wanted) is does
     assert agrees(in_terms_of_plans(KEY, in_order, ()), wanted)
     found = in_terms_of_plans(KEY, out_of_order, ())
     assert agrees(found, wanted) is does
@@ -155,7 +155,7 @@ def test_the_quick_comparison_never_finds_equal_what_is_not(
     data: st.DataObject, key: VirtualServerKey, applied: VirtualServerState | None
 ) -> None:
     wanted = data.draw(plans(key))
-    if applied is not None and wanted is not None and wanted.real_servers and is_just(applied, wanted):
+    if applied is not None and wanted is not None and wanted.real_servers and matches_exactly(applied, wanted):
         assert differences(key, wanted, applied) == []
         assert options_of(wanted) == applied.options
 

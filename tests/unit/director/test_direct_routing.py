@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kroute.broadcaster import Broadcaster
-from kroute.director.controller import DirectRouting
+from kroute.director.direct_routing import DirectRouting
 from kroute.director.settings import DirectorSettings, LeaseSettings
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.objects import (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.controllers.ipvs.conntrack_sysctls import conntrack_rows, most_connections
+from kroute.controllers.ipvs.sysctls import conntrack_rows, most_connections
 from kroute.controllers.service_proxy import controller
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import ConntrackSettings

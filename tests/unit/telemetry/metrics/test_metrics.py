@@ -9,7 +9,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from kroute.checks.running_proxies import Sign
-from kroute.controllers.masquerade.set_fills import SetFill
+from kroute.firewall.sets import SetFill
 from kroute.kernel.ipvs.objects import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.addresses import Family
 from kroute.model.objects import Applied, Listed, ObjectKey, Service

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from errno import EADDRINUSE
+from http import HTTPStatus
 from typing import NamedTuple
 
 import msgspec
@@ -20,7 +21,8 @@ import structlog
 
 from kroute.backoff import exhaustion
 from kroute.broadcaster import Subscription
-from kroute.controllers.health_checks.server import HealthCheckServer
+from kroute.http.messages import Request, Response
+from kroute.http.server import BriefHttpServer
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck, NodePlan, Plan, Problem, ServicePlan
 from kroute.reconcile.batch_writer import log_changes
@@ -206,3 +208,43 @@ class HealthChecks(Controller):
     async def _end(self) -> None:
         await self._close([place for listeners in self._listening.values() for place in listeners])
         self._server.cut_connections()
+
+
+CheckedAt = Callable[[int], tuple[ObjectKey, HealthCheck] | None]
+"""Returns the Service on which a port reports, and its health check; None for a port that no Service has."""
+
+
+class HealthCheckServer(BriefHttpServer):
+    """Answers as kube-proxy does (kubernetes, pkg/proxy/healthcheck/service_health.go), to anybody.
+
+    Path and method do not matter, because a load balancer may be configured to use any.
+
+    The status is 200 when the Service has ready endpoints on this node and the proxy is `healthy`, else 503. The weight
+    header and the body say how many endpoints there are.
+    """
+
+    def __init__(self, checked_at: CheckedAt, healthy: Callable[[], bool]) -> None:
+        super().__init__(self._answer)
+        self._checked_at = checked_at
+        self._healthy = healthy
+
+    async def _answer(self, request: Request) -> Response:
+        checked = self._checked_at(request.port)
+        return self._health(*checked) if checked else Response(HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _health(self, key: ObjectKey, check: HealthCheck) -> Response:
+        is_healthy = self._healthy()
+        body = {
+            "service": {"namespace": key.namespace, "name": key.name},
+            "localEndpoints": check.local_endpoints,
+            "serviceProxyHealthy": is_healthy,
+        }
+        return Response(
+            HTTPStatus.OK if is_healthy and check.local_endpoints else HTTPStatus.SERVICE_UNAVAILABLE,
+            msgspec.json.encode(body),
+            "application/json",
+            {
+                "X-Content-Type-Options": "nosniff",
+                "X-Load-Balancing-Endpoint-Weight": str(check.local_endpoints),
+            },
+        )

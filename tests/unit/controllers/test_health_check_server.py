@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from kroute.controllers.health_checks.server import HealthCheckServer
+from kroute.controllers.health_checks import HealthCheckServer
 from kroute.http import server as http_server
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck

@@ -10,7 +10,7 @@ from kroute.controllers.service_proxy.bind_gate import PATIENCE, BindGate
 from kroute.kernel.errors import KernelError
 from kroute.model.plan import NodePlan
 from kroute.reconcile.stage_gate import ENTRIES_PREPARED, ROUTES_PREPARED
-from tests.unit.controllers.masquerade.test_any_firewall import CLUSTER_IPS, PORT, WEB, Node
+from tests.unit.controllers.test_any_firewall import CLUSTER_IPS, PORT, WEB, Node
 from tests.unit.fake_node import node_plan, plan, server
 
 LATE = plan("late", 2, server("10.96.0.2", 80, "10.1.0.2"))

@@ -7,7 +7,7 @@ removed before them.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 
 from kroute.broadcaster import Subscription
 from kroute.comparison.virtual_servers import planned_key
@@ -19,10 +19,25 @@ from kroute.controllers.ipvs.virtual_servers import VirtualServers
 from kroute.director import synchronization
 from kroute.director.addresses import DirectorAddresses
 from kroute.director.cleanup import undo
-from kroute.director.direct_ipvs import DirectIpvs
 from kroute.director.settings import DirectorSettings
 from kroute.director.synchronization import Synchronization
-from kroute.kernel.clients import AddressClient, EventSource, IpvsClient, SysctlClient
+from kroute.kernel.clients import AddressClient, EventSource, IpvsClient, SysctlClient, VirtualServerTable
+from kroute.kernel.errors import Failure
+from kroute.kernel.ipvs.objects import (
+    DIRECT_ROUTING,
+    MASQUERADING,
+    AddRealServer,
+    IpvsChange,
+    OptionsByServer,
+    RealServerKey,
+    RealServerState,
+    SetRealServer,
+    StatesByServer,
+    TrafficByServer,
+    VirtualServerState,
+)
+from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
+from kroute.kernel.ipvs.outlines import Outlines
 from kroute.kernel.net.announcements import Announcer
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
 from kroute.model.plan import ServicePlan, VirtualServerKey
@@ -84,7 +99,7 @@ class DirectRouting(Controller):
         )
         self._servers = VirtualServers(
             self.status,
-            TableLook(DirectIpvs(ipvs), settings.common),
+            TableLook(_DirectIpvs(ipvs), settings.common),
             ledger,
             sysctls=sysctls,
             default_scheduler=settings.common.usual_scheduler,
@@ -202,3 +217,50 @@ class DirectRouting(Controller):
 def _is_free(_key: VirtualServerKey) -> bool:
     """Never wait: a director has no rules that must know a port before it is served."""
     return False
+
+
+_AS_PLANNED = {DIRECT_ROUTING: MASQUERADING, MASQUERADING: DIRECT_ROUTING}
+"""What plans call the kernel's methods: they know of masquerading alone, so that is what would be wrong here."""
+
+
+class _DirectIpvs:
+    """IPVS as a director uses it: what plans call masquerading is direct routing (`ipvsadm -g`)."""
+
+    def __init__(self, ipvs: VirtualServerTable) -> None:
+        self._ipvs = ipvs
+
+    async def scan(
+        self, expected: Collection[KernelKey] = ()
+    ) -> AsyncIterator[list[tuple[KernelKey, VirtualServerState]]]:
+        async for part in self._ipvs.scan(expected):
+            yield [(key, state._replace(real_servers=_as_planned(state.real_servers))) for key, state in part]
+
+    async def real_servers(self, keys: Sequence[KernelKey]) -> StatesByServer:
+        return {key: _as_planned(there) for key, there in (await self._ipvs.real_servers(keys)).items()}
+
+    async def ipv4_real_servers(self, keys: Sequence[KernelKey]) -> StatesByServer:
+        return {key: _as_planned(there) for key, there in (await self._ipvs.ipv4_real_servers(keys)).items()}
+
+    async def options(self, keys: Sequence[KernelKey]) -> OptionsByServer:
+        return await self._ipvs.options(keys)
+
+    async def outlines(self) -> Outlines:
+        return await self._ipvs.outlines()
+
+    async def real_server_traffic(self, keys: Sequence[KernelKey]) -> TrafficByServer:
+        return await self._ipvs.real_server_traffic(keys)
+
+    async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
+        """Write the changes in order. The change of a failure is the one in direct-routing mode."""
+        return await self._ipvs.write([_directly_routed(change) for change in changes])
+
+
+def _directly_routed(change: IpvsChange) -> IpvsChange:
+    """The same change in direct-routing mode."""
+    if isinstance(change, AddRealServer | SetRealServer):
+        return change._replace(method=DIRECT_ROUTING)
+    return change
+
+
+def _as_planned(there: Mapping[RealServerKey, RealServerState]) -> dict[RealServerKey, RealServerState]:
+    return {key: real._replace(method=_AS_PLANNED.get(real.method, real.method)) for key, real in there.items()}

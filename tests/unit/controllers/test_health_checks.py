@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from kroute.broadcaster import Broadcaster
-from kroute.controllers.health_checks.controller import HealthChecks
+from kroute.controllers.health_checks import HealthChecks
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck, NodePlan, Problem, ServicePlan
 from tests.builders import facts, settings

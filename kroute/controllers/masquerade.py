@@ -1,4 +1,4 @@
-"""Reconciles the sets of the node's firewall with the plans, and its rules with the facts of the node.
+"""Hands the plans' set entries and the node's facts to the firewall, which masquerades and refuses packets.
 
 Only the sets change with the Services, never the rules. An object that can refuse packets is added last and removed
 first. So a set is made and filled before a rule looks it up. The rules refuse packets to an address in the set VIP
@@ -7,23 +7,25 @@ unless another set has their port, so an address is in VIP only while the sets h
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from kroute.backoff import Retries, patiently
 from kroute.broadcaster import Subscription
 from kroute.comparison.set_entries import describe_drift
-from kroute.controllers.masquerade.enforcement import Enforcement
-from kroute.controllers.masquerade.pace import Pace
-from kroute.controllers.masquerade.set_fills import SetFill, SetFills
 from kroute.firewall.protocol import Firewall
+from kroute.firewall.sets import SetFill
 from kroute.kernel.errors import KernelError
+from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
+from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, NodePlan, ServicePlan, SetEntry
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.resync_schedule import LONGEST_PAUSE as LONGEST_PAUSE_OF_RESYNCS
-from kroute.reconcile.stage_gate import ENTRIES_PREPARED, StageGate
+from kroute.reconcile.resync_schedule import Pace
+from kroute.reconcile.stage_gate import ENFORCED, ENTRIES_PREPARED, Revision, StageGate
 from kroute.reconcile.staged_controller import StagedController
 from kroute.settings import Settings
 
@@ -52,7 +54,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         firewall: Firewall,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._fills = SetFills(firewall)
+        self._fills = _SetFills(firewall)
         super().__init__(settings, subscription, gate, DesiredState(count=self._fills.count), None, clock)
         self._firewall = firewall
         self._node: NodeFacts | None = None
@@ -60,7 +62,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         self._checks_rules = self._has_checked_rules = False
         self._rule_retries: Retries[str] = Retries()
         self._pace = Pace(FIRST_PAUSE, LONGEST_PAUSE)
-        self._enforcement = Enforcement(gate, self.wake, self.desired.is_right, firewall.enforces)
+        self._enforcement = _Enforcement(gate, self.wake, self.desired.is_right, firewall.enforces)
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """The same as every staged controller, and what the plans restrict."""
@@ -227,3 +229,88 @@ class Masquerade(StagedController[SetEntry, Present]):
 
     def _set_name(self, entry: SetEntry) -> str:
         return self._firewall.set_name(entry.family, entry.set)
+
+
+class _Enforcement:
+    """Says which plans have their source ranges (`loadBalancerSourceRanges`) enforced.
+
+    A port's ranges are enforced when it is in the set RESTRICTED and the rules that look up that set exist. A missing
+    entry of SOURCE_RANGE does not matter here: it only keeps out clients that should be served.
+
+    `is_right` says whether a set entry is as desired, `enforces` whether a family's rules about restricted ports exist.
+    """
+
+    def __init__(
+        self,
+        gate: StageGate,
+        waker: asyncio.Event,
+        is_right: Callable[[SetEntry], bool],
+        enforces: Callable[[Family], bool],
+    ) -> None:
+        self._gate = gate
+        self._is_right = is_right
+        self._enforces = enforces
+        self._plans: dict[ObjectKey, tuple[ServicePlan, tuple[SetEntry, ...]]] = {}
+        gate.join(waker, says={stage: self._question(family) for family, stage in ENFORCED.items()})
+
+    def accept(self, plan: ServicePlan) -> None:
+        """Take a new plan in. It loses the stage if its ports are not all enforced, though the older plan's may be."""
+        entries = tuple(entry for entry in plan.set_entries if entry.set is AddressSet.RESTRICTED)
+        was_restricted = plan.key in self._plans
+        if entries:
+            self._plans[plan.key] = (plan, entries)
+        else:
+            self._plans.pop(plan.key, None)
+        if entries or was_restricted or plan.is_empty:
+            self._gate.submit(plan, *ENFORCED.values())
+        if entries:
+            self._lose_what_is_open(plan)
+
+    def review(self) -> None:
+        """Take the stage back from plans whose ports are no longer enforced; call this when sets or rules changed."""
+        for plan, _ in self._plans.values():
+            self._lose_what_is_open(plan)
+
+    async def advance(self) -> None:
+        """Say which plans have passed the stage."""
+        for stage in ENFORCED.values():
+            if self._gate.has_candidates(stage):
+                await self._gate.advance(stage)
+
+    def _lose_what_is_open(self, plan: ServicePlan) -> None:
+        for family, stage in ENFORCED.items():
+            if not self._is_enforced(plan, family):
+                self._gate.lose(stage, plan)
+
+    def _question(self, family: Family) -> Callable[[Revision], bool]:
+        return lambda plan: self._is_enforced(plan, family)
+
+    def _is_enforced(self, plan: Revision, family: Family) -> bool:
+        _, entries = self._plans.get(plan.key, (plan, ()))
+        own = [entry for entry in entries if entry.family is family]
+        return not own or (self._enforces(family) and all(self._is_right(entry) for entry in own))
+
+
+class _SetFills:
+    """Counts the entries of one firewall's sets as they are written or found, and never by reading the kernel."""
+
+    def __init__(self, firewall: Firewall) -> None:
+        self._firewall = firewall
+        self._entries: Counter[tuple[Family, AddressSet]] = Counter()
+
+    def count(self, entry: SetEntry, difference: int) -> None:
+        """An entry has come (1) or gone (-1)."""
+        self._entries[entry.family, entry.set] += difference
+
+    def entries(self, family: Family, which: AddressSet) -> int:
+        """How many entries of one set kroute has written or found."""
+        return self._entries[family, which]
+
+    def all(self) -> list[SetFill]:
+        """Every set that the kernel has, by family."""
+        return [
+            SetFill(self._firewall.set_name(family, which), self._entries[family, which], *capacity)
+            for family in Family
+            for which in AddressSet
+            if (capacity := self._firewall.capacity(family, which)) is not None
+        ]

@@ -4,7 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.broadcaster import Broadcaster
-from kroute.controllers.masquerade.controller import Masquerade
+from kroute.controllers.masquerade import Masquerade
 from kroute.firewall.sets import Room
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet, NodePlan, ServicePlan

@@ -1,1 +1,0 @@
-"""The HTTP servers that answer at each `healthCheckNodePort`."""
