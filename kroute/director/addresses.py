@@ -69,8 +69,7 @@ class DirectorAddresses:
         )
         self._is_delayed = False
         self._writing = asyncio.Lock()
-        self._renewed_at = status.clock()
-        self._stood_still_until = self._confirmed_at = -math.inf
+        self._standstill = _Standstill(status.clock, lifetime)
 
     def confirm(self, asked_at: float, *, is_answered: bool) -> bool:
         """Note that the Lease was asked for at `asked_at`. Returns whether anything has waited for that.
@@ -78,18 +77,7 @@ class DirectorAddresses:
         Without an answer another director may have the addresses. Only when none came for a lifetime is the API server
         taken to be lost to all (`Election`'s second rule).
         """
-        waited = self._confirmed_at < self._stood_still_until
-        if is_answered or self._status.clock() - self._stood_still_until >= self._lifetime:
-            self._confirmed_at = asked_at
-        return waited and not self._is_in_question()
-
-    def _is_in_question(self) -> bool:
-        """Whether this process stood still for a lifetime, so that another director may have the addresses by now."""
-        now = self._status.clock()
-        if (still := now - self._renewed_at) >= self._lifetime:
-            self._renewed_at = self._stood_still_until = now
-            log.warning("director.stood_still", seconds=round(still, 1), next_step="looking at the Lease first")
-        return self._confirmed_at < self._stood_still_until
+        return self._standstill.confirm(asked_at, is_answered=is_answered)
 
     async def learn(self) -> list[str]:
         """Read the machine's addresses. Returns a sentence for each of kroute's that somebody has removed."""
@@ -130,7 +118,7 @@ class DirectorAddresses:
             and delta.key not in waiting
             and any(is_served(owner) for owner in self.desired.owners(delta.key))
         ]
-        if not due or self._is_in_question():
+        if not due or self._standstill.is_in_question():
             return
         async with self._writing:
             recorded = self._recorded()
@@ -152,7 +140,7 @@ class DirectorAddresses:
         """
         now = self._status.clock()
         due = [address for address, times in self._announcements.items() if times[0] <= now]
-        if not due or self._is_in_question():
+        if not due or self._standstill.is_in_question():
             return
         again: list[float] = []
         try:
@@ -172,7 +160,7 @@ class DirectorAddresses:
 
     def next_due(self) -> float | None:
         """When the next announcement is due, or None."""
-        if self._confirmed_at < self._stood_still_until:
+        if self._standstill.awaits_lease:
             return None
         return min((times[0] for times in self._announcements.values()), default=None)
 
@@ -188,9 +176,9 @@ class DirectorAddresses:
     async def renew(self) -> None:
         """Reset the lifetime of every bound address."""
         async with self._writing:
-            if self._is_in_question():
+            if self._standstill.is_in_question():
                 return
-            self._renewed_at = self._status.clock()
+            self._standstill.renewed_at = self._status.clock()
             renewals = [RenewAddress(address, self._lifetime) for address in self.desired.applied]
             for failure in await self._addresses.write(self.interface, renewals):
                 log.warning("vip.unrenewed", interface=self.interface, error=str(failure), next_step="trying again")
@@ -218,6 +206,36 @@ class DirectorAddresses:
     def _fields(self, change: AddressChange) -> dict[str, object]:
         services = names_of(self.desired.owners(change.address))
         return {"service": " ".join(services), "vip": change.address, "interface": self.interface}
+
+
+class _Standstill:
+    """Whether this process stood still for a `lifetime` (seconds), so that another director may have its addresses."""
+
+    def __init__(self, clock: Callable[[], float], lifetime: int) -> None:
+        self._clock = clock
+        self._lifetime = lifetime
+        self.renewed_at = clock()
+        self._until = self._confirmed_at = -math.inf
+
+    @property
+    def awaits_lease(self) -> bool:
+        """Whether the Lease has not been looked at since this process stood still."""
+        return self._confirmed_at < self._until
+
+    def confirm(self, asked_at: float, *, is_answered: bool) -> bool:
+        """Note that the Lease was asked for. Returns whether anything has waited for that."""
+        waited = self.awaits_lease
+        if is_answered or self._clock() - self._until >= self._lifetime:
+            self._confirmed_at = asked_at
+        return waited and not self.is_in_question()
+
+    def is_in_question(self) -> bool:
+        """Whether another director may have the addresses by now."""
+        now = self._clock()
+        if (still := now - self.renewed_at) >= self._lifetime:
+            self.renewed_at = self._until = now
+            log.warning("director.stood_still", seconds=round(still, 1), next_step="looking at the Lease first")
+        return self.awaits_lease
 
 
 def _event_of(change: AddressChange) -> str:

@@ -35,7 +35,7 @@ MANY_ATTRIBUTES: dict[str, int] = {
     "controllers: ServiceProxy": 22,
     "director: DirectRouting": 15,
     "director: Director": 20,
-    "director: DirectorAddresses": 14,
+    "director: DirectorAddresses": 13,
     "director: DirectorCatalog": 19,
     "director: Election": 21,
     "planning: Catalog": 17,
