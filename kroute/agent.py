@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from kroute import __version__
-from kroute.backoff import patiently
+from kroute.backoff import retry_when_exhausted
 from kroute.broadcaster import Broadcaster
 from kroute.checks import preflight
 from kroute.checks.other_proxies import ProxyTraces
@@ -137,9 +137,11 @@ class Agent:
         async with AsyncExitStack() as stack:
             stack.enter_context(self._gc_tuning)
             await stack.enter_async_context(self._traces)
-            await unless(stop, patiently("following the kernel", lambda: stack.enter_async_context(self._controllers)))
+            await unless(
+                stop, retry_when_exhausted("following the kernel", lambda: stack.enter_async_context(self._controllers))
+            )
             answer = partial(agent_socket.serve, state_dir.path, self._answers, self._other_answers.get)
-            opening = patiently("opening the agent's socket", lambda: stack.enter_async_context(answer()))
+            opening = retry_when_exhausted("opening the agent's socket", lambda: stack.enter_async_context(answer()))
             keep_socket = await unless(stop, opening)
             if keep_socket is None or stop.is_set():
                 return
@@ -174,7 +176,7 @@ class Agent:
             hindrance=lambda names: self._take_over(names).hindrance(),
         )
         if ended:
-            await patiently("taking over", lambda: self._take_over(ended).adopt())
+            await retry_when_exhausted("taking over", lambda: self._take_over(ended).adopt())
         ownership.is_ours.set()
         async with asyncio.TaskGroup() as group:
             others: list[asyncio.Task[None]] = []
@@ -197,7 +199,7 @@ class Agent:
     async def _remove_leftovers(self, names: Collection[str]) -> None:
         await self._controllers.live()
         take_over = self._take_over(names)
-        await patiently("taking over", take_over.adopt)  # a rival's, that came later
+        await retry_when_exhausted("taking over", take_over.adopt)  # a rival's, that came later
         await take_over.remove()
 
     def _proxy_gone(self, problem: Problem) -> None:
@@ -256,7 +258,7 @@ class Agent:
 
     async def _replace_other_firewalls(self) -> None:
         await self._controllers.live()
-        await patiently(
+        await retry_when_exhausted(
             "replacing another firewall backend", lambda: replace_others(self._settings, self._controllers.masquerade)
         )
 
@@ -288,7 +290,9 @@ async def serve(
 
     `cluster` is followed already (`kroute.start`). Without it the source that the settings name is opened here.
     """
-    found = await unless(stop, patiently("looking for what is missing", lambda: preflight.look_at_node(settings)))
+    found = await unless(
+        stop, retry_when_exhausted("looking for what is missing", lambda: preflight.look_at_node(settings))
+    )
     if found is None:
         return 0
     choice, missing = found
@@ -298,14 +302,14 @@ async def serve(
         return 1
     settings = settled(settings, choice)
     async with AsyncExitStack() as claimed:
-        state_dir = await unless(stop, patiently("locking", lambda: _claimed(settings, claimed)))
+        state_dir = await unless(stop, retry_when_exhausted("locking", lambda: _claimed(settings, claimed)))
         if state_dir is None:
             return 0
         log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
         log.info("firewall.chosen", backend=choice.name, why=choice.why)
         async with AsyncExitStack() as stack:
             make = partial(_agent, settings, choice, loop_watch, cluster)
-            agent = await unless(stop, patiently("starting", lambda: opened(stack, make)))
+            agent = await unless(stop, retry_when_exhausted("starting", lambda: opened(stack, make)))
             if agent is not None:
                 await agent.run(stop, state_dir)
         cleaned = await _clean_up(settings, state_dir) if settings.cleanup_on_exit else True

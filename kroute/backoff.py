@@ -102,7 +102,7 @@ def _number(error: BaseException) -> int:
     return getattr(error, "errno", None) or 0
 
 
-async def patiently(
+async def retry_when_exhausted(
     what: str, attempt: Callable[[], Awaitable[T]], waits_for: Callable[[BaseException], str | None] = exhaustion
 ) -> T:
     """The result of an attempt that is made again, later and later, while the system has run out of something.

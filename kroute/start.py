@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from kroute.backoff import exhaustion, patiently
+from kroute.backoff import exhaustion, retry_when_exhausted
 from kroute.model.kinds import watched
 from kroute.runtime import gc_tuning, malloc_tuning
 from kroute.runtime.runner import stop_signal, unless
@@ -56,7 +56,7 @@ async def serve(settings: Settings, loop_watch: "LoopWatch") -> int:
         stack.enter_context(gc_tuning.seldom())
         cluster = await unless(stop, _followed_early(settings, stack))
         malloc_tuning.return_large_blocks()  # before a list comes
-        await unless(stop, patiently("loading kroute's modules", _load))
+        await unless(stop, retry_when_exhausted("loading kroute's modules", _load))
         if stop.is_set():
             return 0
         from kroute import agent  # noqa: PLC0415

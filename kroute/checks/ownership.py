@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from kroute.backoff import patiently
+from kroute.backoff import retry_when_exhausted
 from kroute.checks.known_proxies import KUBE_ROUTER, OTHER_PROXIES
 from kroute.checks.running_proxies import Sign, signs_of_life
 from kroute.kernel.errors import KernelError
@@ -187,7 +187,11 @@ class Ownership:
                 sign = await self._not_ended(silence)
             if sign is None:
                 adopts = frozenset(OTHER_PROXIES.keys() & (silence.seen | await self._traces_now()))
-                sign = await patiently("looking at what is left", partial(hindrance, adopts)) if adopts else None
+                sign = (
+                    await retry_when_exhausted("looking at what is left", partial(hindrance, adopts))
+                    if adopts
+                    else None
+                )
             self._waits(sign)
             if sign is None:
                 return adopts
@@ -222,7 +226,9 @@ class Ownership:
 
     async def _signs(self, **where: object) -> list[Sign]:
         """The signs of proxies that serve Services."""
-        found = await patiently("looking for other service proxies", lambda: self._look(ours=self.held_ports, **where))
+        found = await retry_when_exhausted(
+            "looking for other service proxies", lambda: self._look(ours=self.held_ports, **where)
+        )
         doubtful = [sign for sign in found if not sign.is_proof]
         if doubtful:
             await self._ask(ASK_RARELY)
@@ -243,7 +249,7 @@ class Ownership:
         self._asked_at, self._said = self._clock(), None
         ask = partial(_proxies_of_node, self._api, self._settings.node_name)
         try:
-            self._said = self._cluster = await patiently("asking the cluster for other proxies", ask)
+            self._said = self._cluster = await retry_when_exhausted("asking the cluster for other proxies", ask)
         except ApiError as error:
             if (complaint := str(error)) != self._complaint:
                 self._complaint = complaint
@@ -255,7 +261,7 @@ class Ownership:
     async def _traces_now(self) -> frozenset[str]:
         """What the kernel has, or had when it could be read."""
         try:
-            self._seen_traces = frozenset(await patiently("looking for other proxies' rules", self._traces))
+            self._seen_traces = frozenset(await retry_when_exhausted("looking for other proxies' rules", self._traces))
         except KernelError as error:
             log.warning("other_proxies.unreadable", error=str(error))
         return self._seen_traces

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from kroute.backoff import Retries, patiently
+from kroute.backoff import Retries, retry_when_exhausted
 from kroute.broadcaster import Subscription
 from kroute.comparison.set_entries import describe_drift
 from kroute.firewall.protocol import Firewall
@@ -179,7 +179,9 @@ class Masquerade(StagedController[SetEntry, Present]):
     async def _follow(self) -> None:
         while True:
             try:
-                await patiently("following the firewall", lambda: self._firewall.follow(self._changed_by_others))
+                await retry_when_exhausted(
+                    "following the firewall", lambda: self._firewall.follow(self._changed_by_others)
+                )
             except KernelError as error:
                 self.status.failed(error)
                 await asyncio.sleep(self._settings.resync_period)  # the resync after it finds what has changed

@@ -13,7 +13,7 @@ from functools import partial
 import structlog
 
 from kroute import __version__
-from kroute.backoff import patiently
+from kroute.backoff import retry_when_exhausted
 from kroute.broadcaster import Broadcaster
 from kroute.checks import preflight
 from kroute.director.catalog import DirectorCatalog
@@ -141,10 +141,12 @@ class Director:
             support.RECENT: support.recent_answer,
         }
         async with AsyncExitStack() as stack:
-            follow = patiently("following the machine's addresses", lambda: stack.enter_async_context(self._monitor))
+            follow = retry_when_exhausted(
+                "following the machine's addresses", lambda: stack.enter_async_context(self._monitor)
+            )
             await unless(stop, follow)
             answer = partial(agent_socket.serve, state_dir.path, answers)
-            opening = patiently("opening the director's socket", lambda: stack.enter_async_context(answer()))
+            opening = retry_when_exhausted("opening the director's socket", lambda: stack.enter_async_context(answer()))
             keep_socket = await unless(stop, opening)
             if keep_socket is None or stop.is_set():
                 return
@@ -265,19 +267,21 @@ async def _kernel_table() -> snapshot.KernelTable:
 async def serve(settings: DirectorSettings) -> int:
     """Run a director until SIGTERM. Returns the exit code."""
     stop = stop_signal()
-    look = patiently("looking for what is missing", lambda: preflight.missing_prerequisites(preflight.DIRECTOR))
+    look = retry_when_exhausted(
+        "looking for what is missing", lambda: preflight.missing_prerequisites(preflight.DIRECTOR)
+    )
     missing = await unless(stop, look)
     if missing:
         for prerequisite in missing:
             log.error("prerequisite.missing", prerequisite=prerequisite)
         return 1
     async with AsyncExitStack() as claimed:
-        state_dir = await unless(stop, patiently("locking", lambda: _claim(settings, claimed)))
+        state_dir = await unless(stop, retry_when_exhausted("locking", lambda: _claim(settings, claimed)))
         if state_dir is None:
             return 0
         async with AsyncExitStack() as stack:
             make = partial(_director, settings, state_dir)
-            director = await unless(stop, patiently("starting", lambda: opened(stack, make)))
+            director = await unless(stop, retry_when_exhausted("starting", lambda: opened(stack, make)))
             if director is not None:
                 await director.run(stop, state_dir)
     log.info("kroute.stopped")

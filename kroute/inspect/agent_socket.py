@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from kroute.backoff import hindrance, patiently
+from kroute.backoff import hindrance, retry_when_exhausted
 from kroute.kernel.errors import KernelError
 
 log = structlog.get_logger(__name__)
@@ -82,7 +82,7 @@ async def serve(
             await asyncio.sleep(LOOK_EVERY)
             if ours is None or _identity(path) != ours:
                 server.close()
-                server, ours = await patiently("making the socket for questions again", bound, hindrance)
+                server, ours = await retry_when_exhausted("making the socket for questions again", bound, hindrance)
                 log.warning("socket.restored", path=str(path))
 
     try:

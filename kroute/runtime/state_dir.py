@@ -11,7 +11,7 @@ from typing import Self
 
 import structlog
 
-from kroute.backoff import hindrance, patiently
+from kroute.backoff import hindrance, retry_when_exhausted
 from kroute.kernel.mounts import VOLATILE, file_system_of
 from kroute.runtime import namespace_lock
 from kroute.runtime.namespace_lock import NamespaceInUseError, Role
@@ -87,7 +87,7 @@ class StateDirectory:
         While that fails, as in a full or read-only file system, it is tried again: all is served without the file.
         """
         touch = partial(asyncio.to_thread, (self.path / _READY).touch)
-        await patiently("creating the file that says ready", touch, hindrance)
+        await retry_when_exhausted("creating the file that says ready", touch, hindrance)
 
     def empty(self) -> None:
         """Remove kroute's own files here, for cleanup."""

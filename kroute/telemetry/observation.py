@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from kroute import __version__
-from kroute.backoff import patiently
+from kroute.backoff import retry_when_exhausted
 from kroute.broadcaster import Broadcaster
 from kroute.checks.ownership import Ownership
 from kroute.controllers.node_controllers import NodeControllers
@@ -183,6 +183,6 @@ class Observation:
 async def _harmless(name: str, part: Callable[[], Awaitable[None]]) -> None:
     """Run a part. If it fails, the failure is logged and nothing else ends."""
     try:
-        await patiently(name, part)
+        await retry_when_exhausted(name, part)
     except Exception:
         log.exception("observation.failed", part=name, consequence="kroute serves without it")

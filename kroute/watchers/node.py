@@ -17,7 +17,7 @@ from typing import Protocol
 
 import structlog
 
-from kroute.backoff import Backoff, exhaustion, patiently
+from kroute.backoff import Backoff, exhaustion, retry_when_exhausted
 from kroute.kernel.clients import EventSource
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import Addresses, InterfaceAddress
@@ -97,7 +97,7 @@ class NodeWatcher:
     async def run(self) -> None:
         """Follow until cancelled; the addresses as they are now are passed on first."""
         while True:
-            await patiently("following the node's addresses", self._follow)
+            await retry_when_exhausted("following the node's addresses", self._follow)
 
     async def _follow(self) -> None:
         async with self._monitor, self._source, self._next_hops:

@@ -7,7 +7,7 @@ from errno import EACCES, EIO, EMFILE, ENFILE, ENOBUFS, ENOMEM
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.backoff import Retries, exhaustion, patiently
+from kroute.backoff import Retries, exhaustion, retry_when_exhausted
 from kroute.kernel.errors import KernelError
 
 
@@ -108,7 +108,7 @@ async def test_what_has_run_out_is_waited_for_and_said_once_with_a_next_step(err
         return "done"
 
     with capture_logs() as logs:
-        assert await patiently("opening it", attempt) == "done"
+        assert await retry_when_exhausted("opening it", attempt) == "done"
     assert [line["event"] for line in logs] == ["resources.exhausted", "resources.available"]
     assert logs[0]["next_step"].endswith("; trying again")
 
@@ -119,7 +119,7 @@ async def test_whatever_else_fails_is_raised_at_once(error: Exception) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        await patiently("opening it", attempt)
+        await retry_when_exhausted("opening it", attempt)
 
 
 def test_what_was_caused_by_it_is_it() -> None:

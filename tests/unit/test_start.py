@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute import agent, start
-from kroute.backoff import patiently
+from kroute.backoff import retry_when_exhausted
 from kroute.checks import finding, preflight
 from kroute.director import director
 from kroute.firewall import backend, succession
@@ -125,10 +125,10 @@ async def test_one_that_waits_for_a_resource_is_stopped(
         raise OSError(errno.EMFILE, "Too many open files")
 
     async def without(what: str, attempt: Callable[[], Awaitable[object]]) -> object:
-        return await patiently(what, fail if what == step else attempt)
+        return await retry_when_exhausted(what, fail if what == step else attempt)
 
     for module in (agent, director, start):
-        monkeypatch.setattr(module, "patiently", without)
+        monkeypatch.setattr(module, "retry_when_exhausted", without)
     async with ApiServer() as server, asyncio.timeout(PATIENCE):
         settings = Settings(
             node_name="n", master=(server.url,), state_dir=tmp_path, external_ip_ranges=("203.0.113.0/24",)

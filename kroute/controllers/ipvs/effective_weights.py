@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from kroute.backoff import patiently
+from kroute.backoff import retry_when_exhausted
 from kroute.controllers.ipvs.ejections import Ejections, Happened
 from kroute.controllers.ipvs.slow_starts import SlowStarts
 from kroute.kernel.clients import VirtualServerTable
@@ -116,7 +116,7 @@ class EffectiveWeights:
         """Connect to real servers that are to be ejected, once there is one, until cancelled."""
         if self._confirmations is None:
             await self._has_nominated.wait()
-            self._confirmations = await patiently("connecting to real servers that are to be ejected", _load)
+            self._confirmations = await retry_when_exhausted("connecting to real servers that are to be ejected", _load)
             self._nominate()
         await self._confirmations.run()
 

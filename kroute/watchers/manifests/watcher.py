@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from kroute.backoff import patiently
+from kroute.backoff import retry_when_exhausted
 from kroute.kernel.inotify import DirectoryChanges
 from kroute.model.kinds import WATCHED, WatchedKind
 from kroute.model.objects import Applied, Change, Deleted, KubernetesObject, Listed
@@ -64,7 +64,7 @@ class ManifestWatcher:
         Raises:
             ConfigurationError: the directory cannot be followed (any more).
         """
-        await patiently(f"following --manifests {self._directory}", self._follow)
+        await retry_when_exhausted(f"following --manifests {self._directory}", self._follow)
 
     async def _follow(self) -> None:
         """Read every file and follow the directory; what was read before an earlier end stays."""
