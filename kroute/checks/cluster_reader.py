@@ -303,10 +303,10 @@ def flags_of(node: ClusterNode) -> Container | None:
 
 def mapping_of(text: str) -> Mapping[str, Any]:
     """A YAML mapping; empty for anything else."""
-    from kroute.watchers.manifests import yaml_loader  # noqa: PLC0415  PyYAML: 0.02 s
+    from kroute.watchers import yaml_text  # noqa: PLC0415  PyYAML: 0.02 s
 
     try:
-        [content] = yaml_loader.load(text.encode())
-    except yaml_loader.FAILURES:
+        [content] = yaml_text.load(text.encode())
+    except yaml_text.FAILURES:
         return {}
     return content if isinstance(content, dict) else {}

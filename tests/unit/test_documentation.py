@@ -2,11 +2,9 @@
 
 import copy
 import re
-import shutil
 import textwrap
 from pathlib import Path
 
-import certifi
 import click
 import pytest
 import yaml
@@ -24,7 +22,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.planning.annotations.table import ANNOTATIONS
 from kroute.schedulers import SCHEDULER_FLAGS, SCHEDULERS
 from kroute.settings import Exemption, Settings
-from kroute.watchers.kubernetes.credentials import load_credentials
+from kroute.watchers.kubernetes.authentication import load_credentials
 from tests.lab.manifests import KUSTOMIZE, render, the
 from tests.unit.documented_commands import PAGES, blocks
 from tests.unit.kubernetes_schemas import validate
@@ -158,9 +156,8 @@ def test_the_init_container_of_a_migration_makes_a_valid_daemonset(page: str) ->
 
 async def test_the_kubeconfig_of_the_page_is_read(tmp_path: Path) -> None:
     [example] = [it for it in blocks((DOCS / "systemd.md").read_text()) if "kind: Config" in it]
-    shutil.copy(certifi.where(), tmp_path / "ca.crt")
     (tmp_path / "token").write_text("secret")
     (tmp_path / "kubeconfig").write_text(textwrap.dedent(example).replace("/etc/kroute", str(tmp_path)))
     read = await load_credentials(Settings("node1", kubeconfig=tmp_path / "kubeconfig"))
     assert read.configuration.host == "https://192.168.123.2:6443"
-    assert await read.headers() == {"authorization": "Bearer secret"}
+    assert read.configuration.headers == {"authorization": "Bearer secret"}

@@ -1,11 +1,12 @@
 """Requests to the Kubernetes API: bytes and typed errors.
 
-kubernetes-asyncio provides the authentication, `http/` the transport. Bodies are left undecoded, for msgspec.
+`authentication/` has the credentials, `http/` the transport. Bodies are left undecoded, for msgspec.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,8 +16,8 @@ from kroute import __version__
 from kroute.backoff import Backoff, exhaustion
 from kroute.settings import Settings
 from kroute.settings.wording import in_words
-from kroute.watchers.kubernetes.authentication.configuration import Credentials, fingerprint
-from kroute.watchers.kubernetes.credentials import load_credentials
+from kroute.watchers.kubernetes.authentication import load_credentials
+from kroute.watchers.kubernetes.authentication.configuration import Configuration, Credentials, fingerprint
 from kroute.watchers.kubernetes.errors import (
     AnswerTooLongError,
     ApiError,
@@ -88,7 +89,7 @@ class Api:
             self._choice = server_choice.ServerChoice(addresses)
         self._client_of: Callable[[str], HttpClient]
         self._rejected = False
-        self._tls: tuple[Any, ...] = ()
+        self._tls: tuple[object, ...] = ()
         self._client: HttpClient | None = None
         self._renewing = asyncio.Lock()
         self.peers = Peers()
@@ -129,7 +130,7 @@ class Api:
     @property
     def addresses(self) -> tuple[str, ...]:
         """The URLs of all servers that may be asked."""
-        return self._given or (str(self._credentials.configuration.host),)
+        return self._given or (self._credentials.configuration.host,)
 
     @property
     def server(self) -> str:
@@ -330,7 +331,7 @@ class Api:
             await self._credentials.refresh(rejected=self._rejected)
             self._rejected = False
             configuration = self._credentials.configuration
-            headers = await self._headers()
+            headers = self._headers()
             tls = _tls_settings(configuration)
             if self._client is None or tls != self._tls:
                 await self.close()
@@ -341,9 +342,9 @@ class Api:
                 await self._compare(self._choice, self._client, headers, "it did not answer")
             return self._client, headers
 
-    async def _headers(self) -> dict[str, str]:
+    def _headers(self) -> dict[str, str]:
         own = {"Accept": "application/json", "User-Agent": f"kroute/{__version__}"}
-        return own | await self._credentials.headers()
+        return own | self._credentials.configuration.headers
 
     async def _new_client(self, headers: Mapping[str, str]) -> HttpClient:
         """A client of the server in use; before one is, of the best of several."""
@@ -362,7 +363,7 @@ class Api:
             if client is None or self.presence.is_away:
                 client, headers = await self._session()
             else:  # nothing is refreshed for a look: a plugin that gives tokens would run every minute
-                headers = await self._headers()
+                headers = self._headers()
         except NoServerError as error:
             self.presence.missed(str(error), refused=error.refused, asked=began)
             return False
@@ -385,7 +386,7 @@ class Api:
         async with self._renewing:
             if self._client is client and self._choice.compared_at < failed_at:
                 try:
-                    await self._compare(self._choice, client, await self._headers(), because, is_silent=is_silent)
+                    await self._compare(self._choice, client, self._headers(), because, is_silent=is_silent)
                 except NoServerError as error:
                     self.presence.missed(str(error), refused=error.refused, asked=failed_at)
                 except ConfigurationError:
@@ -413,24 +414,23 @@ class Api:
             client.give_up(begun_before=asyncio.get_running_loop().time())
 
 
-def _clients(configuration: Any, servers: Sequence[str]) -> Callable[[str], HttpClient]:
+def _clients(configuration: Configuration, servers: Sequence[str]) -> Callable[[str], HttpClient]:
     """What makes a client of a server, with the certificates as they are now."""
     try:
         tls = context_for(configuration) if any(server.startswith("https:") for server in servers) else None
     except OSError as error:  # ssl.SSLError is an OSError
-        files = [file for file in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file) if file]
+        files = [str(pem) for pem in configuration.pems if isinstance(pem, Path)]
         raise ConfigurationError(f"certificates {', '.join(files)} cannot be used: {_what(error)}") from error
     return partial(_new_client, configuration, tls)
 
 
-def _new_client(configuration: Any, tls: SSLContext | None, server: str) -> HttpClient:
+def _new_client(configuration: Configuration, tls: SSLContext | None, server: str) -> HttpClient:
     try:
         return HttpClient(
             server,
             tls,
             server_name=configuration.tls_server_name,
             proxy=configuration.proxy,
-            proxy_headers=configuration.proxy_headers,
         )
     except ValueError as error:
         raise ConfigurationError(f"{server} cannot be asked: {_what(error)}") from error
@@ -460,16 +460,10 @@ async def _read(response: Answer, longest: int) -> bytes:
     return bytes(body)
 
 
-def _tls_settings(configuration: Any) -> tuple[Any, ...]:
-    files = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
-    return (
-        *(fingerprint(file) for file in files),
-        *files,
-        configuration.host,
-        configuration.verify_ssl,
-        configuration.tls_server_name,
-        configuration.proxy,
-    )
+def _tls_settings(configuration: Configuration) -> tuple[object, ...]:
+    """What a client is made with: another one is needed when it differs."""
+    files = (fingerprint(pem) for pem in configuration.pems)
+    return *files, msgspec.structs.replace(configuration, headers={})
 
 
 def _what(error: BaseException) -> str:

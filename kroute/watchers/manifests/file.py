@@ -114,11 +114,11 @@ def _parse_json(text: bytes) -> list[Any]:
 
 
 def _parse_yaml(text: bytes) -> list[Any]:
-    from kroute.watchers.manifests import yaml_loader  # noqa: PLC0415  0.02 s and 0.6 MiB, not needed for JSON
+    from kroute.watchers import yaml_text  # noqa: PLC0415  0.02 s and 0.6 MiB, not needed for JSON
 
     try:
-        return yaml_loader.load(text)
-    except yaml_loader.FAILURES as error:
+        return yaml_text.load(text)
+    except yaml_text.FAILURES as error:
         raise UnreadableError(f"it is not YAML: {in_words(error)}") from error
 
 

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 
@@ -235,8 +233,3 @@ async def test_many_load_balancers_ask_at_once(node: Node) -> None:
     asked = ports * 10
     answers = await asyncio.gather(*(ask(port) for port in asked))
     assert [json.loads(answer.body)["localEndpoints"] for answer in answers] == asked
-
-
-def test_http_is_loaded_by_those_who_need_it_only() -> None:
-    code = "import sys, kroute.controllers.node_controllers; sys.exit('aiohttp' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,23 +13,29 @@ REFRESH_PERIOD = 60.0
 LONGEST_TOKEN = 64 << 10
 """Characters. Servers accept headers of some 8 to 64 KiB."""
 
+Pem = Path | str
+"""Certificates or a key: a file with them, or the text itself."""
+
 
 class Configuration(msgspec.Struct):
-    """The part of kubernetes-asyncio's `Configuration` that its reader of kubeconfigs sets, by the same names.
+    """The way to a server, and the headers that authenticate.
 
-    kroute uses it in place of that one, which would load http.client and email. `api_key` has the value of the header
-    Authorization by the name BearerToken, if a kubeconfig has a token.
+    `tls_server_name` is the name in its certificate, if it is not that of `host`, a URL.
     """
 
     host: str
-    ssl_ca_cert: str | None = None
-    verify_ssl: bool = True
-    cert_file: str | None = None
-    key_file: str | None = None
+    headers: dict[str, str] = {}
+    authority: Pem | None = None
+    certificate: Pem | None = None
+    key: Pem | None = None
+    verify_tls: bool = True
     tls_server_name: str | None = None
     proxy: str | None = None
-    proxy_headers: dict[str, str] | None = None
-    api_key: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def pems(self) -> tuple[Pem | None, Pem | None, Pem | None]:
+        """The certificates and the key."""
+        return self.authority, self.certificate, self.key
 
 
 class Credentials(Protocol):
@@ -43,9 +49,6 @@ class Credentials(Protocol):
         Raises:
             ConfigurationError: the source of the credentials cannot be used (any more).
         """
-
-    async def headers(self) -> dict[str, str]:
-        """The request headers that authenticate. Raises as `refresh` does."""
 
 
 def authorization(value: str) -> dict[str, str]:
@@ -64,13 +67,13 @@ def authorization(value: str) -> dict[str, str]:
     return {"authorization": header}
 
 
-def fingerprint(path: Path | str | None) -> tuple[int, ...]:
+def fingerprint(pem: Pem | None) -> tuple[int, ...]:
     """A value that changes when a file changes or is replaced; empty if there is no file."""
-    if path is None:
+    if not isinstance(pem, Path):
         return ()
     try:
-        status = Path(path).stat()
-    except OSError:
+        status = pem.stat()
+    except (OSError, ValueError):  # ValueError: NUL in its name
         return ()
     return status.st_mtime_ns, status.st_size, status.st_ino
 

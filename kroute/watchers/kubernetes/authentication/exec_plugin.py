@@ -1,18 +1,21 @@
 """Plugins for credentials (`exec` of a kubeconfig), which kroute runs every minute: none may take forever or too much.
 
-kubernetes-asyncio waits without limit, reads without limit, and reads standard error only after standard output: a
-plugin that writes much of the former waits for it forever, and every request to the API with it.
+client-go's are the same programs; see "client-go credential plugins" in Kubernetes' documentation. A plugin has no
+terminal here, so it can ask nobody for a password.
 """
 
 import asyncio
-import json
 import os
 import signal
-import sys
 from contextlib import suppress
-from typing import Any
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
 
-from kroute.watchers.kubernetes.client_package import ConfigException, ExecProvider, kube_config
+import msgspec
+
+from kroute.watchers.json_text import decoded
+from kroute.watchers.kubernetes.errors import ConfigurationError
 
 TIME_OUT = 30.0
 """Seconds that a plugin may take; each minute one is asked."""
@@ -24,59 +27,97 @@ _NAMED = 300
 """Characters of its complaints that are passed on."""
 
 
-class BoundedExecProvider(ExecProvider):  # type: ignore[misc]  # kubernetes-asyncio has no types
-    """Runs a plugin in a session of its own, which is killed with all that it has started."""
+class Variable(msgspec.Struct):
+    """A variable of the plugin's environment."""
 
-    async def run(self, previous_response: str | None = None) -> Any:
-        """The `status` that the plugin answers with. Raises ConfigException or OSError."""
-        spec: dict[str, Any] = {"interactive": sys.stdout.isatty()}
-        if previous_response:
-            spec["response"] = previous_response
-        question = {"apiVersion": self.api_version, "kind": "ExecCredential", "spec": spec}
-        environment = {**self.env, "KUBERNETES_EXEC_INFO": json.dumps(question)}
-        return self._status(await self._output(environment))
+    name: str
+    value: str = ""
 
-    async def _output(self, environment: dict[str, str]) -> bytes:
-        name = self.args[0]
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            *self.args,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-            start_new_session=True,
-        )
-        try:
-            async with asyncio.timeout(TIME_OUT), asyncio.TaskGroup() as group:
-                output, errors = (group.create_task(_read(it)) for it in (process.stdout, process.stderr))
-            async with asyncio.timeout(TIME_OUT):
-                code = await process.wait()
-        except TimeoutError:
-            raise ConfigException(f"exec: {name} took more than {TIME_OUT:g} s and was killed") from None
-        except ExceptionGroup:
-            raise ConfigException(f"exec: {name} wrote more than {LONGEST_OUTPUT >> 20} MiB and was killed") from None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with suppress(TimeoutError):  # asyncio knows of the end when the outputs have been read to theirs
-                async with asyncio.timeout(_LAST_WORDS):
-                    await asyncio.gather(_discard(process.stdout), _discard(process.stderr), process.wait())
-        if code != 0:
-            said = " ".join(errors.result().decode(errors="replace").split())[:_NAMED]
-            raise ConfigException(f"exec: {name} returned {code}: {said}")
-        return output.result()
 
-    def _status(self, output: bytes) -> Any:
-        try:
-            answer = json.loads(output)
-        except (ValueError, RecursionError) as error:
-            raise ConfigException(f"exec: the answer of {self.args[0]} is not JSON: {error}") from error
-        if not isinstance(answer, dict) or not answer.keys() >= {"apiVersion", "kind", "status"}:
-            raise ConfigException(f"exec: the answer of {self.args[0]} lacks apiVersion, kind or status")
-        if answer["apiVersion"] != self.api_version:
-            raise ConfigException(f"exec: {self.args[0]} answers {answer['apiVersion']}, not {self.api_version}")
-        return answer["status"]
+class Plugin(msgspec.Struct, rename="camel"):
+    """`exec` of a kubeconfig's user."""
+
+    api_version: str
+    command: str
+    args: list[str] | None = None
+    env: list[Variable] | None = None
+
+
+class Credential(msgspec.Struct, rename="camel"):
+    """What a plugin answers with: a token, a client certificate (PEM), or both."""
+
+    token: str | None = None
+    client_certificate_data: str | None = None
+    client_key_data: str | None = None
+    expiration_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class _ExecCredential(msgspec.Struct, rename="camel"):
+    api_version: str
+    kind: str
+    status: Credential
+
+
+_decode = msgspec.json.Decoder(_ExecCredential).decode
+
+
+async def ask(plugin: Plugin, directory: Path) -> Credential:
+    """Run a plugin. `directory`: that of the kubeconfig, from which a command with a `/` in its name is found.
+
+    Raises ConfigurationError, OSError, or ValueError: it cannot be run, or gives no credential.
+    """
+    question = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    environment = {
+        **os.environ,
+        **{variable.name: variable.value for variable in plugin.env or ()},
+        "KUBERNETES_EXEC_INFO": msgspec.json.encode(question).decode(),
+    }
+    command = str(directory / plugin.command) if "/" in plugin.command else plugin.command
+    output = await _output([command, *(plugin.args or ())], environment)
+    try:
+        answer = decoded(_decode, output)
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(
+            f"exec: the answer of {command} is not JSON, or lacks apiVersion, kind or status: {error}"
+        ) from error
+    if answer.api_version != plugin.api_version:
+        raise ConfigurationError(f"exec: {command} answers {answer.api_version[:_NAMED]}, not {plugin.api_version}")
+    credential = answer.status
+    if not (credential.token or (credential.client_certificate_data and credential.client_key_data)):
+        raise ConfigurationError(f"exec: the answer of {command} has neither a token nor a certificate with its key")
+    return credential
+
+
+async def _output(arguments: list[str], environment: dict[str, str]) -> bytes:
+    """What a program prints. It runs in a session of its own, which is killed with all that it has started."""
+    name, pipe = arguments[0], asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *arguments,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(TIME_OUT), asyncio.TaskGroup() as group:
+            output, errors = (group.create_task(_read(stream)) for stream in (process.stdout, process.stderr))
+        async with asyncio.timeout(TIME_OUT):
+            code = await process.wait()
+    except TimeoutError:
+        raise ConfigurationError(f"exec: {name} took more than {TIME_OUT:g} s and was killed") from None
+    except ExceptionGroup:
+        raise ConfigurationError(f"exec: {name} wrote more than {LONGEST_OUTPUT >> 20} MiB and was killed") from None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(TimeoutError):  # asyncio knows of the end when the outputs have been read to theirs
+            async with asyncio.timeout(_LAST_WORDS):
+                await asyncio.gather(_discard(process.stdout), _discard(process.stderr), process.wait())
+    if code != 0:
+        said = " ".join(errors.result().decode(errors="replace").split())[:_NAMED]
+        raise ConfigurationError(f"exec: {name} returned {code}: {said}")
+    return output.result()
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes:
@@ -92,8 +133,3 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes:
 async def _discard(stream: asyncio.StreamReader | None) -> None:
     while stream is not None and await stream.read(1 << 16):
         pass
-
-
-def install() -> None:
-    """Have kubernetes-asyncio run plugins so."""
-    kube_config.ExecProvider = BoundedExecProvider

@@ -33,17 +33,17 @@ class InClusterCredentials:
         directory = directory or DIRECTORY
         self._token_file = directory / "token"
         try:
-            host = host or _host()
+            self.configuration = Configuration(host or _host())
             self._read_token()
             authority = directory / "ca.crt"
             if not authority.read_text():
                 raise ValueError(f"{authority} is empty")
+            self.configuration.authority = authority
         except _FAILURES as error:
             raise ConfigurationError(
                 f"no API server: this is not a Pod of a cluster ({error}); "
                 "give --kubeconfig FILE, --master URL or --manifests DIR"
             ) from error
-        self.configuration = Configuration(host, ssl_ca_cert=str(authority))
 
     async def refresh(self, *, rejected: bool = False) -> None:
         """Read the token's file again after a minute, or when the server has refused the token."""
@@ -54,15 +54,12 @@ class InClusterCredentials:
         except _FAILURES as error:
             raise ConfigurationError(f"the service account's token cannot be read: {sentence(error)}") from error
 
-    async def headers(self) -> dict[str, str]:
-        """The header with the service account's token. Raises ConfigurationError if HTTP cannot carry it."""
-        return authorization(f"Bearer {self._token}")
-
     def _read_token(self) -> None:
         token = self._token_file.read_text()
         if not token:
             raise ValueError(f"{self._token_file} is empty")
-        self._token, self._read_at = token, time.monotonic()
+        self.configuration.headers = authorization(f"Bearer {token}")
+        self._read_at = time.monotonic()
 
 
 def _host() -> str:

@@ -78,7 +78,6 @@ class HttpClient:
         *,
         server_name: str | None = None,
         proxy: str | None = None,
-        proxy_headers: Mapping[str, str] | None = None,
     ) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or ""
@@ -91,7 +90,6 @@ class HttpClient:
         self.url = f"{parts.scheme}://{self._authority}{self._prefix}"  # without a name and password
         self._headers = {"Authorization": basic(parts.username, parts.password)} if parts.username else {}
         self._proxy = proxy_to(url, proxy)
-        self._proxy_headers = dict(proxy_headers or {})
         self._open: set[Connection] = set()
         self._idle: list[tuple[float, Connection]] = []
         self._unanswered: set[_Attempt] = set()
@@ -124,7 +122,7 @@ class HttpClient:
             head["Content-Length"] = str(len(body))
         if self._proxy is not None and self._tls is None:
             target = f"http://{self._authority}{target}"
-            head |= {**dict(self._proxy.headers), **self._proxy_headers}
+            head |= dict(self._proxy.headers)
         try:
             request = h11.Request(method=method, target=target, headers=list(head.items()))
         except h11.LocalProtocolError as error:
@@ -241,7 +239,7 @@ class HttpClient:
         """Have the proxy connect to the server, and speak TLS with that (RFC 9110, 9.3.6)."""
         authority = f"[{self._host}]" if ":" in self._host else self._host
         target = f"{authority}:{self._port}"
-        headers = {"Host": target, **dict(proxy.headers), **self._proxy_headers}
+        headers = {"Host": target, **dict(proxy.headers)}
         exchange = Exchange(connection, None)
         exchange.send(h11.Request(method="CONNECT", target=target, headers=list(headers.items())), b"")
         head = await exchange.head()

@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import json
-import os
 import ssl
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -307,44 +305,6 @@ class TestAnswers:
                 await asyncio.sleep(0.05)
         assert sum(pieces) > 9_000_000
         assert max(pieces) < 2 * READ_AHEAD + ASYNCIO_READS_AT_ONCE + 31_000
-
-
-def run(program: str) -> list[str]:
-    environment = {**os.environ, "SSL_CERT_FILE": os.devnull}
-    output = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
-    )
-    return output.stdout.splitlines()
-
-
-def test_the_api_does_without_the_model_classes_and_leaves_them_to_others() -> None:
-    lines = run(
-        "import asyncio, sys\n"
-        "from kroute import agent\n"
-        "print('aiohttp' in sys.modules, 'kubernetes_asyncio' in sys.modules)\n"
-        "from kroute.settings import Settings\n"
-        "from kroute.watchers.kubernetes.api import Api\n"
-        "async def main():\n"
-        "    settings = Settings(node_name='n', master=('http://127.0.0.1:1',))\n"
-        "    async with await Api.open(settings) as api: print(api.server)\n"
-        "asyncio.run(main())\n"
-        "print(sum(name.startswith('kubernetes_asyncio.client.models.') for name in sys.modules))\n"
-        "print([name for name in ('aiohttp', 'dateutil', 'kubernetes_asyncio.client.rest') if name in sys.modules])\n"
-        "from kroute.watchers.kubernetes.client_package import kube_config\n"
-        "requestor = kube_config.OpenIDRequestor('id', 'secret', 'https://issuer')\n"
-        "print(type(requestor).__name__, type(requestor).__module__)\n"
-        "from kubernetes_asyncio.client import V1Service\n"
-        "from kubernetes_asyncio import watch\n"
-        "print(V1Service(kind='Service').kind, watch.Watch.__name__)\n"
-    )
-    assert lines == [
-        "False False",
-        "http://127.0.0.1:1",
-        "0",
-        "[]",
-        "OpenIDRequestor kubernetes_asyncio.config.openid",
-        "Service Watch",
-    ]
 
 
 async def test_requests_are_counted_by_method_and_status_as_client_go_counts_them(

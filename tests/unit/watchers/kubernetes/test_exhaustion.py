@@ -157,7 +157,7 @@ async def test_the_files_of_a_service_account_are_read_in_the_end(
 def test_certificates_that_cannot_be_opened_say_what_to_raise(tmp_path: Path) -> None:
     certificate, _ = make_certificate(tmp_path, "server")
     configuration = Configuration(host="https://127.0.0.1:1")
-    configuration.ssl_ca_cert = str(certificate)
+    configuration.authority = certificate
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # OpenSSL opens the file itself: the error is a real one
     try:

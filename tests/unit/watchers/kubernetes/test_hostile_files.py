@@ -84,10 +84,10 @@ async def test_the_token_of_a_service_account_may_be_anything(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
     if text in WORN.values():
-        assert await InClusterCredentials(tmp_path).headers() == {"authorization": "Bearer secret"}
+        assert InClusterCredentials(tmp_path).configuration.headers == {"authorization": "Bearer secret"}
     else:
         with pytest.raises(ConfigurationError) as refusal:
-            await InClusterCredentials(tmp_path).headers()
+            InClusterCredentials(tmp_path)
         assert len(str(refusal.value)) < 500
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from kroute.watchers import yaml_text
 from kroute.watchers.manifests import file as module
-from kroute.watchers.manifests import yaml_loader
 from kroute.watchers.manifests.file import Faulty, Found, UnreadableError, read_manifest
 from tests.unit.watchers.manifests.test_watcher import WEB, events, following, write
 from tests.unit.watching import service
@@ -89,7 +89,7 @@ def test_aliases_that_stand_for_little_are_read(tmp_path: Path) -> None:
 def test_the_pure_loader_refuses_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import yaml
 
-    monkeypatch.setattr(yaml_loader, "ManifestLoader", type("Pure", (yaml.SafeLoader,), {}))
+    monkeypatch.setattr(yaml_text, "TextLoader", type("Pure", (yaml.SafeLoader,), {}))
     for name, text in UNREADABLE.items():
         if name.endswith(".yaml") and not name.startswith("surrogate"):
             (tmp_path / name).write_bytes(text)

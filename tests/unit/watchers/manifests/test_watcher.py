@@ -314,7 +314,7 @@ def test_manifests_in_json_need_neither_yaml_nor_the_api_client(tmp_path: Path) 
         f"        ManifestWatcher(Path({str(tmp_path)!r}), lambda _: listed.set()).run())\n"
         "    await listed.wait()\n"
         "asyncio.run(main())\n"
-        "print([name for name in ('yaml', 'aiohttp', 'kubernetes_asyncio') if name in sys.modules])\n"
+        "print([name for name in ('yaml', 'h11', 'kroute.watchers.kubernetes.api') if name in sys.modules])\n"
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert output.splitlines()[-1] == "[]"

@@ -32,7 +32,7 @@ async def headers(tmp_path: Path, script: str) -> dict[str, str]:
     kubeconfig.write_text(yaml.safe_dump(content))
     credentials = KubeconfigCredentials(kubeconfig)
     await credentials.load()
-    return await credentials.headers()
+    return credentials.configuration.headers
 
 
 async def test_its_token_is_used(tmp_path: Path) -> None:

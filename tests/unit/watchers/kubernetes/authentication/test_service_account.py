@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-from kubernetes_asyncio.client import Configuration
-from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
 
+from kroute.watchers.kubernetes.authentication.configuration import Configuration
 from kroute.watchers.kubernetes.authentication.service_account import HOST, PORT, InClusterCredentials
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
@@ -19,17 +18,22 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("host", ["10.96.0.1", "api.example.org", "fd00:10:96::1", "fe80::1%eth0"])
-async def test_it_is_read_as_kubernetes_asyncio_reads_it(
-    account: Path, monkeypatch: pytest.MonkeyPatch, host: str
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("10.96.0.1", "https://10.96.0.1:443"),
+        ("api.example.org", "https://api.example.org:443"),
+        ("fd00:10:96::1", "https://[fd00:10:96::1]:443"),
+        ("fe80::1%eth0", "https://[fe80::1%eth0]:443"),
+    ],
+)
+def test_its_server_is_that_of_the_variables(
+    account: Path, monkeypatch: pytest.MonkeyPatch, host: str, url: str
 ) -> None:
     monkeypatch.setenv(HOST, host)
-    theirs = Configuration()
-    InClusterConfigLoader(str(account / "token"), str(account / "ca.crt")).load_and_set(theirs)
-    ours = InClusterCredentials(account)
-    for field in {*ours.configuration.__struct_fields__} - {"api_key"}:
-        assert getattr(ours.configuration, field) == getattr(theirs, field), field
-    assert (await ours.headers())["authorization"] == (await theirs.auth_settings())["BearerToken"]["value"]
+    assert InClusterCredentials(account).configuration == Configuration(
+        url, {"authorization": "Bearer secret"}, authority=account / "ca.crt"
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,16 +76,16 @@ class TestToken:
         (account / "token").write_text("newer\n")
         now[0] += 59
         await credentials.refresh()
-        assert await credentials.headers() == {"authorization": "Bearer secret"}
+        assert credentials.configuration.headers == {"authorization": "Bearer secret"}
         now[0] += 1
         await credentials.refresh()
-        assert await credentials.headers() == {"authorization": "Bearer newer"}
+        assert credentials.configuration.headers == {"authorization": "Bearer newer"}
 
     async def test_one_that_the_server_refuses_is_read_again_at_once(self, account: Path, now: list[float]) -> None:
         credentials = InClusterCredentials(account)
         (account / "token").write_text("newer")
         await credentials.refresh(rejected=True)
-        assert await credentials.headers() == {"authorization": "Bearer newer"}
+        assert credentials.configuration.headers == {"authorization": "Bearer newer"}
 
     async def test_one_that_cannot_be_read_is_tried_again(self, account: Path, now: list[float]) -> None:
         credentials = InClusterCredentials(account)
@@ -92,4 +96,4 @@ class TestToken:
                 await credentials.refresh()
         (account / "token").write_text("newer")
         await credentials.refresh()
-        assert await credentials.headers() == {"authorization": "Bearer newer"}
+        assert credentials.configuration.headers == {"authorization": "Bearer newer"}

@@ -11,10 +11,10 @@ from asyncio import sslproto
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from kroute.watchers.kubernetes.authentication.configuration import Configuration
 from kroute.watchers.kubernetes.http import client as module
 from kroute.watchers.kubernetes.http.client import HttpClient
 from kroute.watchers.kubernetes.http.connection import INFLATED_AT_ONCE, LONGEST_HEAD, Answer, HttpError
@@ -236,7 +236,7 @@ async def test_a_connection_with_tls_holds_a_small_buffer(tmp_path: Path) -> Non
     certificate, key = make_certificate(tmp_path, "server")
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     serving.load_cert_chain(certificate, key)
-    configuration = SimpleNamespace(verify_ssl=True, ssl_ca_cert=certificate, cert_file=None)
+    configuration = Configuration("https://127.0.0.1", authority=certificate)
     kept = b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000
     tracemalloc.start()
     try:
@@ -390,8 +390,9 @@ class TestNameOfTheServer:
         program = f"""
 from kroute import logs  # without rich, which loads them
 import asyncio, ssl, sys
-from types import SimpleNamespace
+from pathlib import Path
 from kroute.watchers.kubernetes.api_facts import resolved
+from kroute.watchers.kubernetes.authentication.configuration import Configuration
 from kroute.watchers.kubernetes.http.client import HttpClient
 from kroute.watchers.kubernetes.http.tls import context_for
 
@@ -406,10 +407,7 @@ async def main():
     own.load_cert_chain({str(certificate)!r}, {str(key)!r})
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=own)
     url = f"https://127.0.0.1:{{server.sockets[0].getsockname()[1]}}"
-    access = SimpleNamespace(
-        verify_ssl=True, ssl_ca_cert={str(certificate)!r}, cert_file=None, disable_strict_ssl_verification=True
-    )
-    client = HttpClient(url, context_for(access))
+    client = HttpClient(url, context_for(Configuration(url, authority=Path({str(certificate)!r}))))
     answer = await client.request("GET", "/", {{}}, {{}}, read_timeout=5.0)
     print(answer.status, *await resolved(url), "encodings.idna" in sys.modules, "unicodedata" in sys.modules)
 

@@ -23,20 +23,20 @@ FAILURES = (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, Recurs
 ""`."""
 
 
-class ManifestLoader(FastestSafeLoader):
+class TextLoader(FastestSafeLoader):
     """The safe loader, by libyaml if that is installed, without dates."""
 
 
 def load(text: bytes) -> list[Any]:
     """The documents of a text. Raises one of FAILURES."""
     _check(text)
-    return list(yaml.load_all(text, ManifestLoader))
+    return list(yaml.load_all(text, TextLoader))
 
 
 def _check(text: bytes) -> None:
     """Raise YAMLError for a text that is nested too deep, refers to itself, or stands for too many values."""
     measure = _Measure()
-    for event in yaml.parse(text, ManifestLoader):
+    for event in yaml.parse(text, TextLoader):
         match event:
             case yaml.DocumentStartEvent():
                 measure = _Measure()
@@ -87,8 +87,8 @@ class _Measure:
         self._open[-1] = (anchor, before + size)
 
 
-def _as_written(loader: ManifestLoader, node: Any) -> str:
+def _as_written(loader: TextLoader, node: Any) -> str:
     return str(loader.construct_scalar(node))
 
 
-ManifestLoader.add_constructor("tag:yaml.org,2002:timestamp", _as_written)
+TextLoader.add_constructor("tag:yaml.org,2002:timestamp", _as_written)
