@@ -46,7 +46,7 @@ def check(settings: Settings, *, output: str, cluster: bool, namespace: str) -> 
     logs.configure("console", "error")  # only the findings are printed
     if not cluster:
         return show_findings(asyncio.run(findings_of(settings)), output)
-    from kroute.cli.installation.findings import findings_by_api  # noqa: PLC0415  before an installation only
+    from kroute.cli.installation import findings_by_api  # noqa: PLC0415  before an installation only
 
     return show_findings(asyncio.run(findings_by_api(settings, namespace)), output)
 

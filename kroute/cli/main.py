@@ -14,7 +14,7 @@ import click
 from kroute import __version__
 from kroute.cli.parameters.variables import check_variables
 from kroute.cli.terminal import output
-from kroute.cli.terminal.help_sections import SectionGroup
+from kroute.cli.terminal.output import SectionGroup
 from kroute.runtime import gc_tuning
 
 PROGRAM = "kroute"
@@ -22,61 +22,44 @@ COMPLETION_VARIABLE = "_KROUTE_COMPLETE"
 """The variable by which a shell's script asks for completions, as click derives it from the program's name."""
 
 
-MANUAL = "kroute.cli.manual."
-"""Commands in there help whatever the variables are."""
-
-
 class Entry(NamedTuple):
-    """A command: the module that defines it, the first sentence of its help, and its name there if it is another."""
+    """A command: the first sentence of its help, the module in `kroute.cli`, and its name there.
 
-    module: str
+    Without them the module, or the name, is that of the command.
+    """
+
     summary: str
+    module: str = ""
     attribute: str = ""
 
 
 COMMANDS = {
     "bundle": Entry(
-        "kroute.cli.bundle.command",
-        "Collect everything that support needs in one file, without secrets, and change nothing.",
+        "Collect everything that support needs in one file, without secrets, and change nothing.", "bundle.command"
     ),
     "check": Entry(
-        "kroute.cli.check",
-        "Look whether the node and the cluster have what kroute needs; each finding comes with its next step.",
+        "Look whether the node and the cluster have what kroute needs; each finding comes with its next step."
     ),
-    "cleanup": Entry("kroute.cli.cleanup", "Undo everything that kroute did on this node, and say what was undone."),
-    "completion": Entry(
-        "kroute.cli.manual.completion",
-        "Write the script by which a shell completes commands, flags and names of Services.",
-    ),
+    "cleanup": Entry("Undo everything that kroute did on this node, and say what was undone."),
+    "completion": Entry("Write the script by which a shell completes commands, flags and names of Services.", "manual"),
     "director": Entry(
-        "kroute.cli.director",
-        "Own the external IPs on a machine outside the cluster, and route them directly to its nodes, until SIGTERM.",
+        "Own the external IPs on a machine outside the cluster, and route them directly to its nodes, until SIGTERM."
     ),
-    "explain": Entry("kroute.cli.explain", "Say why a packet to ADDRESS:PORT, or to a Service, goes where it goes."),
-    "help": Entry(
-        "kroute.cli.manual.help",
-        "Show the help of kroute, or of COMMAND, as `kroute COMMAND --help` does.",
-        "show_help",
-    ),
-    "man": Entry("kroute.cli.manual.pages", "Write the man pages of kroute and of each command into DIRECTORY."),
+    "explain": Entry("Say why a packet to ADDRESS:PORT, or to a Service, goes where it goes."),
+    "help": Entry("Show the help of kroute, or of COMMAND, as `kroute COMMAND --help` does.", "manual", "show_help"),
+    "man": Entry("Write the man pages of kroute and of each command into DIRECTORY.", "manual"),
     "migrate": Entry(
-        "kroute.cli.migrate",
-        "Show what another service proxy left on this node and take it over, or hand the node back to it.",
+        "Show what another service proxy left on this node and take it over, or hand the node back to it."
     ),
-    "plan": Entry("kroute.cli.plan", "Show what `kroute run` would change on this node now, and change nothing."),
-    "run": Entry(
-        "kroute.cli.run",
-        "Serve this node until SIGTERM; the data path stays in place afterwards, unless told otherwise.",
-    ),
+    "plan": Entry("Show what `kroute run` would change on this node now, and change nothing."),
+    "run": Entry("Serve this node until SIGTERM; the data path stays in place afterwards, unless told otherwise."),
     "show": Entry(
-        "kroute.cli.show.command",
         "Show what is served: virtual servers with schedulers, real servers and connections; or Services, or one in "
         "full.",
+        "show.command",
     ),
-    "status": Entry("kroute.cli.status", "Show what this node serves, what is wrong, and what to do about it."),
-    "version": Entry(
-        "kroute.cli.manual.version", "Show the version of kroute, and of the agent that runs on this node."
-    ),
+    "status": Entry("Show what this node serves, what is wrong, and what to do about it."),
+    "version": Entry("Show the version of kroute, and of the agent that runs on this node."),
 }
 
 
@@ -85,7 +68,8 @@ def load(name: str) -> click.Command:
     with gc_tuning.seldom():
         from kroute import logs  # noqa: F401, PLC0415  before every module that logs: it decides what structlog loads
 
-        command: click.Command = getattr(import_module(entry.module), entry.attribute or name)
+        module = import_module(f"kroute.cli.{entry.module or name}")
+    command: click.Command = getattr(module, entry.attribute or name)
     return command
 
 
@@ -107,7 +91,8 @@ class LazyGroup(SectionGroup):
         if name is None:
             return name, listed, rest
         command = load(name)
-        if not ctx.resilient_parsing and not COMMANDS[name].module.startswith(MANUAL):
+        is_help = name in self.sections["Help"]  # which helps whatever the variables are
+        if not (is_help or ctx.resilient_parsing):
             check_variables(os.environ, command, lambda: map(load, COMMANDS))
         return name, command, rest
 

@@ -28,7 +28,7 @@ from kroute.cli.main import COMMANDS
 from tests.lab.namespaces import enter
 
 _PRELOADED = (
-    *(entry.module for entry in COMMANDS.values()),
+    *(f"kroute.cli.{entry.module or name}" for name, entry in COMMANDS.items()),
     "kroute.watchers.kubernetes.api",
     "kroute.watchers.kubernetes.watcher",
     "kroute.telemetry.health_server",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kroute.cli.manual.pages import pages
+from kroute.cli.manual import pages
 
 pytestmark = pytest.mark.shells
 

@@ -36,7 +36,7 @@ RUN_BY = {
     "kroute completion": "tests/shells/test_shells.py",
     "kroute director": "tests/scenarios/test_director.py",
     "kroute explain": "tests/scenarios/test_explain.py",
-    "kroute help": "tests/unit/cli/manual/test_help.py",
+    "kroute help": "tests/unit/cli/test_help.py",
     "kroute man": "tests/shells/test_shells.py",
     "kroute migrate": "tests/scenarios/test_migrate.py",
     "kroute plan": "tests/scenarios/test_plan.py",

@@ -2,28 +2,118 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 from click.shell_completion import ShellComplete
 
 from kroute import __version__
 from kroute.cli.kubectl import printing
-from kroute.cli.kubectl.options import EVERY_NODE, cluster_options, complete_target, kubectl_of
 from kroute.cli.parameters.arguments import complete_shown
 from kroute.cli.parameters.options import DURATION, FILTER, SORT_BY
 from kroute.cli.terminal import output
 from kroute.cli.terminal.formats import FOR_PROGRAMS, output_option, show
-from kroute.cli.terminal.help_sections import SectionGroup
-from kroute.cli.terminal.output import DIFFERENT, DONE, FAILURE, NO_AGENT, CommandRefusedError, complain, refusing
-from kroute.fleet.agents import AgentPod, find
+from kroute.cli.terminal.output import (
+    DIFFERENT,
+    DONE,
+    FAILURE,
+    NO_AGENT,
+    CommandRefusedError,
+    SectionGroup,
+    complain,
+    refusing,
+)
+from kroute.fleet.agents import NAMESPACE, AgentPod, find
 from kroute.fleet.answers import ask_all_status, run
 from kroute.fleet.kubectl import Kubectl, KubectlError, Output
 from kroute.fleet.survey import Survey, survey
+from kroute.printable import printable
 from kroute.settings.wording import with_path
+
+COMPLETION_SECONDS = 5.0
+"""How long a completion may ask the cluster, one call of kubectl."""
+
+EVERY_NODE = "all"
+AT_ONCE = 8
+"""Calls of kubectl that run at the same time."""
+
+_FLAGS = ("context", "cluster", "user", "kubeconfig", "as", "as_group")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def complete_node(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The nodes with agents that begin so."""
+
+    async def nodes(_kubectl: Kubectl, pods: Sequence[AgentPod]) -> list[str]:
+        return [pod.node for pod in pods]
+
+    return _ask(context, incomplete, nodes)
+
+
+def complete_target(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The Services that begin so, as the first agent that can be asked knows them."""
+
+    async def services(kubectl: Kubectl, pods: Sequence[AgentPod]) -> list[str]:
+        for pod in [it for it in pods if not it.trouble][:1]:
+            return (await run(kubectl, pod, ("show", "services", "-o", "name"))).out.decode().split()
+        return []
+
+    return _ask(context, incomplete, services)
+
+
+def _ask(
+    context: click.Context, incomplete: str, act: Callable[[Kubectl, Sequence[AgentPod]], Awaitable[list[str]]]
+) -> list[str]:
+    """What begins so, of what the cluster answers; nothing if it does not answer at once."""
+    kubectl = kubectl_of(context.params, COMPLETION_SECONDS)
+
+    async def ask() -> list[str]:
+        return await act(kubectl, await find(kubectl, context.params.get("namespace") or NAMESPACE))
+
+    try:
+        return [printable(it) for it in asyncio.run(ask()) if it.startswith(incomplete)]
+    except (KubectlError, UnicodeDecodeError):
+        return []
+
+
+def kubectl_of(options: Mapping[str, Any], seconds: float) -> Kubectl:
+    """kubectl with the flags that the user has given."""
+    names = {name: options.get("as_" if name == "as" else name) for name in _FLAGS}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in names.items() if value is not None]
+    return Kubectl(flags, at_once=AT_ONCE, seconds=seconds)
+
+
+OPTIONS = (
+    click.option(
+        "--node",
+        default=EVERY_NODE,
+        show_default=True,
+        shell_complete=complete_node,
+        help="The node whose agent is asked; all: every one.",
+    ),
+    click.option("-n", "--namespace", default=NAMESPACE, show_default=True, help="Where the agents' pods are."),
+    click.option("--context", default=None, help="As kubectl has it."),
+    click.option("--cluster", default=None, help="As kubectl has it."),
+    click.option("--user", default=None, help="As kubectl has it."),
+    click.option("--kubeconfig", type=click.Path(), default=None, help="As kubectl has it."),
+    click.option("--as", "as_", default=None, help="As kubectl has it."),
+    click.option("--as-group", default=None, help="As kubectl has it."),
+)
+
+
+def cluster_options(command: Command, timeout: str = "15s") -> Command:
+    """The options of every command: which agents to ask, and kubectl's own for how to reach the cluster."""
+    patience = click.option(
+        "--timeout", type=DURATION, default=timeout, show_default=True, help="How long one node's agent may take."
+    )
+    for each in reversed((*OPTIONS[:2], patience, *OPTIONS[2:])):
+        command = each(command)
+    return command
+
 
 PROGRAM = "kubectl kroute"
 _DIRECTIVES = {"plain": 4, "dir": 16, "file": 0}
@@ -177,7 +267,7 @@ def check(*, before_install: bool, output: str, **options: Any) -> int:
     """
 
     async def read(kubectl: Kubectl) -> int:
-        from kroute.cli.installation.findings import check_by_kubectl  # noqa: PLC0415  other commands do not need it
+        from kroute.cli.installation import check_by_kubectl  # noqa: PLC0415  other commands do not need it
 
         return await check_by_kubectl(kubectl, options["namespace"], output)
 
@@ -195,7 +285,7 @@ def values(**options: Any) -> int:
     """
     if options["node"] != EVERY_NODE:
         raise click.UsageError("the values are for all nodes: leave --node out")
-    from kroute.cli.installation.findings import write_values  # noqa: PLC0415  other commands do not need it
+    from kroute.cli.installation import write_values  # noqa: PLC0415  other commands do not need it
 
     return asyncio.run(write_values(kubectl_of(options, options["timeout"]), options["namespace"]))
 

@@ -8,8 +8,7 @@ import msgspec
 
 from kroute import __version__
 from kroute.cli.status import print_problem
-from kroute.cli.terminal.screen import Screen
-from kroute.cli.terminal.tables import Table
+from kroute.cli.terminal.screen import Screen, Table
 from kroute.fleet.answers import NodeStatus, decoded
 from kroute.fleet.comparison import usual
 from kroute.fleet.kubectl import KubectlError, Output

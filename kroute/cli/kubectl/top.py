@@ -7,8 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from kroute.cli.show.live import ORDER, ORDERS, RateList, RateRow, rate_cells
-from kroute.cli.terminal.screen import Screen
-from kroute.cli.terminal.tables import Table
+from kroute.cli.terminal.screen import Screen, Table
 from kroute.fleet.agents import AgentPod
 from kroute.fleet.answers import OTHER_VERSION, run
 from kroute.fleet.kubectl import Kubectl, KubectlError

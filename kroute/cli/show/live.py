@@ -17,8 +17,7 @@ from rich.text import Text
 
 from kroute.cli.show.table import ask_or_read, narrowed
 from kroute.cli.terminal.output import DONE, plain, refusing
-from kroute.cli.terminal.screen import Screen, terminal_width
-from kroute.cli.terminal.tables import Table, number, size
+from kroute.cli.terminal.screen import Screen, Table, number, size, terminal_width
 from kroute.comparison.virtual_servers import TAKES_CONNECTIONS
 from kroute.inspect.figures import Rates
 from kroute.inspect.snapshot import Snapshot

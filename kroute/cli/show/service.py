@@ -10,8 +10,7 @@ import msgspec
 from kroute.cli.show.table import virtual_server_table
 from kroute.cli.terminal.formats import show
 from kroute.cli.terminal.output import DONE, NO_AGENT, UNKNOWN, complain, refusing
-from kroute.cli.terminal.screen import Screen
-from kroute.cli.terminal.tables import Table
+from kroute.cli.terminal.screen import Screen, Table
 from kroute.comparison import set_entries, source_routes
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled
 from kroute.firewall.protocol import Firewall

@@ -8,8 +8,7 @@ import msgspec
 
 from kroute.cli.terminal.formats import show
 from kroute.cli.terminal.output import DONE, NO_AGENT, refusing
-from kroute.cli.terminal.screen import Screen
-from kroute.cli.terminal.tables import Table
+from kroute.cli.terminal.screen import Screen, Table
 from kroute.firewall.sets import SetFill
 from kroute.inspect import agent_socket, figures, snapshot
 from kroute.inspect.figures import ServiceList

@@ -1,15 +1,15 @@
-"""The output of all commands, and their exit codes.
+"""What all commands have in common: how they end and write, and the help of a group of them.
 
 Results go to standard output, as text or in a format for programs. Reasons for a failure go to standard error. In text,
 `plain` escapes the control characters of objects' values, so that they neither move the cursor nor set colours. JSON is
 exact.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from errno import EACCES, EPERM
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import click
 
@@ -108,3 +108,30 @@ def run(command: click.Command, arguments: list[str] | None, program: str = "kro
     except click.Abort:
         return FAILURE
     return code if isinstance(code, int) else DONE
+
+
+OTHERS = "Other commands"
+
+
+class SectionGroup(click.Group):
+    """A group whose help lists its commands in sections, each with its whole summary."""
+
+    sections: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """The headings, with the names of their commands. Commands in none of them are the last section."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command. Its summary is its first sentence, also where click would cut it."""
+        cmd.short_help = cmd.short_help or " ".join((cmd.help or "").partition("\n\n")[0].split())
+        super().add_command(cmd, name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections."""
+        names = self.list_commands(ctx)
+        named = {name for section in self.sections.values() for name in section}
+        rest = [name for name in names if name not in named]
+        width = max(map(len, names), default=0)
+        for heading, section in [*self.sections.items(), (OTHERS, rest)]:
+            rows = [(name.ljust(width), self.commands[name].short_help or "") for name in section if name in names]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)

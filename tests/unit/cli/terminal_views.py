@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from kroute.checks.finding import failed, ok, warning
 from kroute.checks.known_proxies import KUBE_PROXY, OTHER_PROXIES
 from kroute.cli.explain import print_explanations
-from kroute.cli.installation.findings import findings_by
+from kroute.cli.installation import findings_by
 from kroute.cli.kubectl.printing import (
     Answer,
     Answers,
@@ -44,7 +44,7 @@ from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView
 from kroute.settings import Settings
 from tests.builders import service
-from tests.unit.cli.installation.clusters import get_of, kubeadm
+from tests.unit.cli.clusters import get_of, kubeadm
 
 IPV6 = "fd00:10:96:1234:5678:9abc:def0:1234"
 LONG = "kube-prometheus-stack-with-a-long-name/kube-prometheus-stack-prometheus-node-exporter"

@@ -23,7 +23,7 @@ def test_every_command_of_the_folder_is_in_the_table() -> None:
         for command in vars(import_module(module)).values()
         if isinstance(command, click.Command) and command is not cli and not module.startswith(PLUGIN)
     }
-    assert found == {name: entry.module for name, entry in COMMANDS.items()}
+    assert found == {name: f"kroute.cli.{entry.module or name}" for name, entry in COMMANDS.items()}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -14,8 +14,8 @@ from kroute.cli.show import live
 from kroute.cli.show import service as show_service
 from kroute.cli.show import table as show_table
 from kroute.cli.show.service import ConnectionView, EntryView, ServiceReport, VipView
-from kroute.cli.terminal import formats, tables
-from kroute.cli.terminal.screen import Screen
+from kroute.cli.terminal import formats
+from kroute.cli.terminal.screen import Screen, number, size
 from kroute.inspect import agent_socket, figures, snapshot
 from kroute.inspect.figures import ServiceRow
 from kroute.inspect.snapshot import ProblemRow, Snapshot, TrafficCounts
@@ -144,7 +144,7 @@ def test_what_is_shown_is_chosen_by_service_or_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "number", "size"),
+    ("value", "a_number", "a_size"),
     [
         (0, "0", "0 B"),
         (0.04, "0.0", "0.0 B"),
@@ -155,8 +155,8 @@ def test_what_is_shown_is_chosen_by_service_or_address() -> None:
         (123_456_789, "123M", "118 MiB"),
     ],
 )
-def test_numbers_have_units_for_people(value: float, number: str, size: str) -> None:
-    assert (tables.number(value), tables.size(value)) == (number, size)
+def test_numbers_have_units_for_people(value: float, a_number: str, a_size: str) -> None:
+    assert (number(value), size(value)) == (a_number, a_size)
 
 
 async def test_a_watch_ends_after_its_count(

@@ -19,8 +19,7 @@ from rich.live import Live
 from kroute.cli.show.live import RateList, drawn
 from kroute.cli.status import print_status
 from kroute.cli.terminal.formats import FORMATS, output_option
-from kroute.cli.terminal.screen import Screen
-from kroute.cli.terminal.tables import Table
+from kroute.cli.terminal.screen import Screen, Table
 from tests.unit.cli.terminal_views import VIEWS
 from tests.unit.command_line import exit_code
 

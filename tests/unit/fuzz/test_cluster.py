@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from kroute.checks.cluster_reader import Get, UnreadableError, read_cluster
-from kroute.cli.installation.findings import findings_of
-from kroute.cli.installation.values import text_of, values_of
+from kroute.cli.chart_values import text_of, values_of
+from kroute.cli.installation import findings_of
 from tests.apiserver.resources import Object
 from tests.unit import chart_schema
-from tests.unit.cli.installation import clusters
+from tests.unit.cli import clusters
 from tests.unit.fuzz.strategies import damaged, fuzzed, hostile_json, spoilt
 
 CLUSTERS = (clusters.kubeadm(), clusters.k3s(2), clusters.kube_router(), clusters.cilium(), clusters.calico())

@@ -15,7 +15,7 @@ import pytest
 
 from kroute import logs
 from kroute.cli.bundle import command, redaction
-from kroute.cli.bundle.archive import INDEX, Part, collect, pack
+from kroute.cli.bundle.command import INDEX, Part, collect, pack
 from kroute.cli.bundle.redaction import LONGEST_SECRET, REMOVED, Redaction
 from kroute.firewall.backend import Choice
 from kroute.inspect import agent_socket

@@ -15,7 +15,7 @@ import msgspec
 from kroute.checks.cluster_checks import CNI, NAMESPACE, NEIGHBOURS, NODES, PROXY, VERSION, check_cluster
 from kroute.checks.cluster_reader import UNREAD, Cluster, Get, UnreadableError, read_cluster
 from kroute.checks.finding import Finding, Level, failed, ok
-from kroute.cli.installation.values import API_SERVER, PODS, SERVICES, SETTINGS, text_of, values_of
+from kroute.cli.chart_values import API_SERVER, PODS, SERVICES, SETTINGS, text_of, values_of
 from kroute.cli.terminal.findings import show_findings
 from kroute.cli.terminal.output import DONE, FAILURE, complain
 from kroute.fleet.kubectl import Kubectl, KubectlError

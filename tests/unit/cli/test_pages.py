@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kroute.cli.main import COMMANDS, load
-from kroute.cli.manual.pages import pages
+from kroute.cli.manual import pages
 from tests.unit.command_line import exit_code
 
 PAGES = pages()

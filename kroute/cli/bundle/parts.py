@@ -1,21 +1,28 @@
-"""The parts of a bundle that the kernel has: IPVS, addresses, routes, sets and rules, sysctls, modules, connections."""
+"""The parts of a bundle: what the agent and its command line have, and what the kernel has."""
 
 import asyncio
 import os
+import platform
 import shutil
+import sys
+import urllib.request
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from kroute import __version__
 from kroute.checks.other_proxies import leftovers
-from kroute.cli.bundle.agent_parts import output_of
-from kroute.cli.bundle.archive import Part
+from kroute.cli.check import findings_of
+from kroute.cli.plan import changes_of
 from kroute.controllers.ipvs.sysctls import SYSCTLS
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled
 from kroute.firewall.nftables.names import TABLES
-from kroute.inspect import snapshot
+from kroute.inspect import agent_socket, shared_state, snapshot, status, support
 from kroute.kernel.iptables.tools import VARIANTS, XtablesTools
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.nftables.client import Nftables
@@ -24,7 +31,110 @@ from kroute.kernel.node_kernel import open_kernel
 from kroute.model.addresses import Family
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import Settings
+from kroute.telemetry import statistics, zpages
 from kroute.watchers.node import read_node_interfaces
+
+Collected: TypeAlias = bytes | str | msgspec.Struct | Sequence[object] | Mapping[str, object]
+Collect: TypeAlias = Callable[[], Awaitable[Collected]]
+
+
+class Part(NamedTuple):
+    """One file of the bundle. `about` says what it is for. What is no text becomes JSON."""
+
+    name: str
+    about: str
+    collect: Collect
+
+
+LOG_LINES = 2000
+"""The newest lines of the journal, of the agent's unit and the director's."""
+UNITS = ("kroute", "kroute-director")
+TOOL_SECONDS = 10.0
+LONGEST_ANSWER = 16 << 20
+
+
+def agent_parts(settings: Settings) -> list[Part]:
+    """The parts that the agent, or its command line, has: the most telling first."""
+    ask = partial(_ask, settings.state_dir)
+    lines = partial(agent_socket.ask, settings.state_dir)
+    return [
+        Part("version.json", "kroute, Python, and the packages that they run with", _versions),
+        Part("settings.json", "the settings in force, without secrets", partial(_settings, settings)),
+        Part("status.json", "what is served, what is wrong, what to do", partial(ask, f"{status.QUESTION} shared")),
+        Part(
+            "checks.json", "what `kroute check` finds, with the traces of other proxies", partial(findings_of, settings)
+        ),
+        Part("show.json", "virtual servers as planned, with the kernel's counts", partial(ask, snapshot.QUESTION)),
+        Part("recent.jsonl", "the newest events of the agent's log", partial(lines, support.RECENT)),
+        Part("plans.jsonl", "the plan of each Service", partial(lines, support.PLANS)),
+        Part("services.jsonl", "the Services as the agent has read them", partial(lines, support.OBJECTS)),
+        Part("shared.json", "what every node should plan", partial(ask, shared_state.QUESTION)),
+        Part("changes.json", "what `kroute plan` would change", partial(changes_of, settings)),
+        Part("statistics.json", "the agent's counters", partial(ask, statistics.QUESTION)),
+        Part("measurements.json", "the newest latencies", partial(ask, statistics.NEWEST_QUESTION)),
+        Part("metrics.txt", "what Prometheus gets", partial(_metrics, settings)),
+        Part("ledger.txt", "what kroute has made on this node", partial(_file, settings.state_dir / "ledger")),
+        Part("journal.txt", "the newest lines of the journal", _journal),
+    ]
+
+
+async def _ask(state_dir: Path, question: str) -> bytes:
+    """The answer. Raises RuntimeError for none, which the agent gives if the kernel did not tell it what it needs."""
+    if answer := await agent_socket.ask(state_dir, question):
+        return answer
+    raise RuntimeError("the agent could not answer: see `question.unanswered` in its log")
+
+
+async def _versions() -> dict[str, object]:
+    return {
+        "kroute": __version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "arguments": sys.argv[1:2],
+        "packages": {package.metadata["Name"]: package.version for package in metadata.distributions()},
+    }
+
+
+async def _settings(settings: Settings) -> bytes:
+    return msgspec.json.format(zpages.configz(settings))
+
+
+async def _metrics(settings: Settings) -> bytes:
+    where = settings.metrics_bind_address
+    if where is None:
+        raise ValueError("--metrics-bind-address is off: there are none")
+    local = where._replace(host=where.host if where.host not in {"", "0.0.0.0", "::"} else "127.0.0.1")
+    return await asyncio.to_thread(_get, f"http://{local}/metrics")
+
+
+def _get(url: str) -> bytes:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=TOOL_SECONDS) as answer:
+        return bytes(answer.read(LONGEST_ANSWER))
+
+
+async def _journal() -> bytes:
+    units = [f"--unit={unit}" for unit in UNITS]
+    return await output_of("journalctl", *units, f"--lines={LOG_LINES}", "--no-pager", "--output=short-iso")
+
+
+async def output_of(*command: str) -> bytes:
+    """The standard output of a program. Raises OSError if it is not installed, RuntimeError if it fails or hangs."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(TOOL_SECONDS):
+            out, complaint = await process.communicate()
+    except TimeoutError:
+        raise RuntimeError(f"{command[0]} has not ended within {TOOL_SECONDS:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        raise RuntimeError(f"{command[0]} failed: {complaint.decode(errors='replace').strip()}")
+    return out
+
 
 PROC = Path("/proc")
 MOST_ENTRIES = 2000
@@ -32,7 +142,7 @@ MOST_ENTRIES = 2000
 
 
 def kernel_parts(settings: Settings) -> list[Part]:
-    """These parts, the most telling first."""
+    """The parts that the kernel has, the most telling first."""
     return [
         Part("kernel/version.txt", "the kernel and the distribution", _version),
         Part("kernel/ipvs.json", "IPVS: every virtual server and real server, timeouts, daemons", _ipvs),
@@ -67,7 +177,7 @@ async def _ipvs() -> dict[str, object]:
         return {
             "virtual_servers": found.virtual_servers,
             "timeouts": await ipvs.timeouts(),
-            "daemons": [str(it) for it in await ipvs.sync_daemons()],
+            "daemons": [str(daemon) for daemon in await ipvs.sync_daemons()],
         }
 
 
@@ -109,7 +219,9 @@ async def _nftables() -> bytes:
         found = await nftables.tables()
         there = [table for table in TABLES.values() if table.listed_as in found]
         if shutil.which("nft") is None:
-            return msgspec.json.format(msgspec.json.encode({str(it): await _rules(nftables, it) for it in there}))
+            return msgspec.json.format(
+                msgspec.json.encode({str(table): await _rules(nftables, table) for table in there})
+            )
     listed = [await output_of("nft", "--numeric", "list", "table", *table.listed_as) for table in there]
     return b"\n".join(listed) or b"there are no tables of kroute\n"
 

@@ -17,8 +17,8 @@ from kroute import logs
 from kroute.checks import cluster_checks, cluster_reader
 from kroute.checks.cluster_reader import Cluster, UnreadableError, read_cluster
 from kroute.checks.finding import Finding, Level
-from kroute.cli.installation.findings import findings_by, findings_of, with_kubeconfig
-from kroute.cli.installation.values import OF_THE_POD, text_of, values_of
+from kroute.cli.chart_values import OF_THE_POD, text_of, values_of
+from kroute.cli.installation import findings_by, findings_of, with_kubeconfig
 from kroute.cli.kubectl import command
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.errors import ConfigurationError
@@ -27,13 +27,13 @@ from tests.apiserver.server import ApiServer
 from tests.lab.chart import CHART, helm, render_chart
 from tests.lab.manifests import the
 from tests.unit import chart_schema
-from tests.unit.cli.installation import clusters
-from tests.unit.cli.installation.clusters import get_of
+from tests.unit.cli import clusters
+from tests.unit.cli.clusters import get_of
 from tests.unit.command_line import exit_code
 from tests.unit.fleet.cluster import cluster as cluster_with_agents
 from tests.unit.kubernetes_schemas import NEWEST, OLDEST
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "values"
+GOLDEN = Path(__file__).parents[1] / "golden" / "values"
 K3S_FLAGS = ("--kube-proxy-arg", "proxy-mode=ipvs", "--kube-proxy-arg=ipvs-scheduler=lc", "--service-cidr=10.50.0.0/16")
 CLUSTERS = {
     "kubeadm": clusters.kubeadm(),

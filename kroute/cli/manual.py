@@ -1,4 +1,8 @@
-"""`kroute man`: man pages of kroute and of each command, made from the same texts as `--help`."""
+"""What the command line says of itself: `kroute help`, `kroute completion` and `kroute man`.
+
+The scripts that complete words in a shell are click's: they call kroute itself for each completion, which asks the
+agent for names of Services. Man pages are made from the same texts as `--help`.
+"""
 
 import re
 from collections.abc import Iterator
@@ -7,9 +11,60 @@ from inspect import cleandoc
 from pathlib import Path
 
 import click
+from click.shell_completion import ShellComplete, get_completion_class
 
 from kroute import __version__
 from kroute.cli.terminal.output import DONE, EXIT_CODES, refusing
+
+
+def complete_command(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The commands that begin so."""
+    above = context.parent
+    names = above.command.list_commands(above) if above and isinstance(above.command, click.Group) else []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+@click.command("help")
+@click.argument("name", required=False, metavar="[COMMAND]", shell_complete=complete_command)
+@click.pass_context
+def show_help(context: click.Context, *, name: str | None) -> int:
+    """Show the help of kroute, or of COMMAND, as `kroute COMMAND --help` does."""
+    above = context.parent
+    if above is None or not isinstance(above.command, click.Group):
+        raise click.UsageError("help is a command of kroute")
+    if name is None:
+        click.echo(above.get_help())
+        return DONE
+    _, command, _ = above.command.resolve_command(above, [name])
+    if command is not None:
+        with command.make_context(name, [], parent=above, resilient_parsing=True) as its:
+            click.echo(command.get_help(its))
+    return DONE
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> int:
+    """Write the script by which a shell completes commands, flags and names of Services.
+
+    \b
+    bash:  kroute completion bash > /etc/bash_completion.d/kroute
+    zsh:   kroute completion zsh > /usr/local/share/zsh/site-functions/_kroute
+    fish:  kroute completion fish > ~/.config/fish/completions/kroute.fish
+
+    For this shell alone, in bash or zsh: source <(kroute completion bash).
+    """
+    main = import_module("kroute.cli.main")
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.UsageError(f"click cannot complete in {shell}")
+    # Not BashComplete's own method: it starts bash to ask for its version.
+    click.echo(ShellComplete.source(kind(main.cli, {}, main.PROGRAM, main.COMPLETION_VARIABLE)))
+    return DONE
+
 
 SECTION = 8  # commands for administrators
 _ROFF = {"\\": r"\e", "-": r"\-", "'": r"\(aq", "`": r"\(ga", "~": r"\(ti", "^": r"\(ha", "…": "..."}
@@ -57,7 +112,7 @@ def _page_of_all(group: click.Group, commands: dict[str, click.Command]) -> Iter
 
 def _page(command: click.Command, context: click.Context) -> Iterator[str]:
     yield from _head(f"kroute-{context.info_name}", _first_sentence(command))
-    usage = [rf"\fI{_text(it)}\fR" for it in command.collect_usage_pieces(context)]
+    usage = [rf"\fI{_text(piece)}\fR" for piece in command.collect_usage_pieces(context)]
     yield from (".SH SYNOPSIS", " ".join([rf"\fBkroute {_text(str(context.info_name))}\fR", *usage]))
     yield from (".SH DESCRIPTION", *_paragraphs(command.help or ""))
     yield from _options(command, context)
@@ -70,7 +125,7 @@ def _head(name: str, summary: str) -> Iterator[str]:
 
 
 def _options(command: click.Command, context: click.Context) -> Iterator[str]:
-    records = [record for it in command.get_params(context) if (record := it.get_help_record(context)) is not None]
+    records = [record for each in command.get_params(context) if (record := each.get_help_record(context)) is not None]
     records = [(names, text) for names, text in records if text]  # an argument has none
     if records:
         yield ".SH OPTIONS"
@@ -89,7 +144,7 @@ def _paragraphs(text: str) -> Iterator[str]:
         if number:
             yield ".PP"
         keeps_lines = paragraph.startswith("\b")
-        lines = [it.strip() for it in paragraph.strip("\b\n ").splitlines()]
+        lines = [line.strip() for line in paragraph.strip("\b\n ").splitlines()]
         if keeps_lines:
             yield from (".nf", *map(_text, lines), ".fi")
         else:
@@ -98,5 +153,5 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 def _text(text: str) -> str:
     """Text for roff: its special characters are escaped, and no line begins with a control character."""
-    escaped = "".join(_ROFF.get(it, it) for it in text)
+    escaped = "".join(_ROFF.get(letter, letter) for letter in text)
     return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped

@@ -1,1 +1,0 @@
-"""What an installation would meet in a cluster, and the values to install with: `kroute check --cluster`."""
