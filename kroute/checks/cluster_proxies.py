@@ -26,7 +26,7 @@ from kroute.checks.cluster_objects import (
     Taint,
     Toleration,
 )
-from kroute.checks.known_proxies import KUBE_PROXY, KUBE_ROUTER
+from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER
 from kroute.checks.running_proxies import ANTREA, CILIUM, ROUTER_ONLY
 from kroute.model.kinds import NODES
 from kroute.watchers.json_text import decoded

@@ -1,21 +1,19 @@
 """The checks of `kroute check` on the node. They change nothing, but load modules and tables as a start does."""
 
-from collections.abc import Iterable, Sequence
+import socket
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kroute.checks import preflight
-from kroute.checks.bridges import check_bridges
-from kroute.checks.calico import calico_traces, check_calico
-from kroute.checks.direct_return import check_direct_return
 from kroute.checks.finding import Finding, Level, failed, ok, warning
-from kroute.checks.host_firewall import check_host_firewall
-from kroute.checks.marks import check_marks, uses_of_marks
-from kroute.checks.other_proxies import Leftover, leftovers
+from kroute.checks.neighbours import calico_traces, check_calico, check_host_firewall, check_marks, uses_of_marks
+from kroute.checks.other_proxies import Trace, leftovers
+from kroute.checks.preflight import has_capability
 from kroute.controllers.ipvs.sysctls import SYSCTLS, Circumstances
 from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled
 from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
-from kroute.kernel.clients import IpvsClient, SysctlClient
+from kroute.kernel.clients import IpvsClient, LinkClient, SysctlClient
 from kroute.kernel.iptables.installed import missing_libraries
 from kroute.kernel.iptables.tools import XtablesTools
 from kroute.kernel.mounts import VOLATILE, file_system_of
@@ -134,7 +132,7 @@ async def check_firewall(firewall: Firewall, *, ipv6: bool) -> list[Finding]:
     return found or [ok(name, fulfilled)]
 
 
-def check_proxies(found: Iterable[Leftover]) -> list[Finding]:
+def check_proxies(found: Iterable[Trace]) -> list[Finding]:
     """Whether another service proxy runs, or ran, on the node."""
     by_proxy: dict[str, list[str]] = {}
     for leaving in found:
@@ -203,3 +201,77 @@ def check_node_addresses(
             message = f"{address} is said to be the node's own, and is on no interface"
             findings.append(failed(NODE, message, "correct --node-ip or the Node's InternalIP, or add the address"))
     return findings
+
+
+BRIDGES = "bridges"
+CALLED = "net.bridge.bridge-nf-call-ip6tables"
+"""br_netfilter's switch for IPv6; it exists while the module is loaded."""
+
+
+async def check_bridges(
+    sysctls: SysctlClient, links: LinkClient, *, ipv6: bool, names: Iterable[str] | None = None
+) -> list[Finding]:
+    """Look whether the kernel loses large IPv6 datagrams of pods on a bridge. `names` are those of the node's links.
+
+    With br_netfilter the fragments are put together on the bridge, before the node's own IPv6. What that notes of their
+    size is cleared on the way (ip6_rcv_core), and IPVS takes the whole for one packet above the MTU: it answers "packet
+    too big" instead of sending it in fragments again. IPv4 has no such note and fragments again.
+    """
+    if not ipv6 or sysctls.read(CALLED) != "1":
+        return [ok(BRIDGES, "large IPv6 datagrams of pods reach Services")]
+    if names is None:
+        names = [name for _, name in socket.if_nameindex()]
+    bridges = [name for name in names if (link := await links.read(name)) is not None and link.kind == "bridge"]
+    if not bridges:
+        return [ok(BRIDGES, "there is none, so large IPv6 datagrams of pods reach Services")]
+    return [
+        warning(
+            BRIDGES,
+            f"IPv6 datagrams above the MTU from pods on {', '.join(sorted(bridges))} to Services are lost"
+            f" ({CALLED} is 1)",
+            f"keep datagrams small (DNS: EDNS 1232), or set {CALLED} to 0 where pods of one bridge need no Service of "
+            "each other's, or with --masquerade-all (docs/troubleshooting.md)",
+        )
+    ]
+
+
+DIRECT_RETURN = "direct return"
+DIRECT_RETURN_CAPABILITIES: Mapping[str, tuple[int, str]] = {
+    "SYS_PTRACE": (19, "to see the network namespaces of other processes"),
+    "SYS_ADMIN": (21, "to enter them"),
+}
+"""What direct return needs in addition, by the number of include/uapi/linux/capability.h and the purpose."""
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""The same on every machine (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""
+_PAGE = "see docs/direct-return.md"
+
+
+async def check_direct_return(settings: Settings, *, ipv6: bool, proc: Path = Path("/proc")) -> list[Finding]:
+    """Whether this process may prepare the node's pods for direct return, and the kernel has the tunnels.
+
+    Nothing is looked at without `--direct-return`. `ipv6`: as in `check_node`. What is missing is only a warning:
+    without direct return, Services are served by address translation.
+    """
+    if not settings.direct_return:
+        return []
+    found = [
+        warning(
+            DIRECT_RETURN,
+            f"CAP_{name} is missing ({purpose}), so no pod here can be prepared",
+            f"add {name} to the container's capabilities, {_PAGE}",
+        )
+        for name, (number, purpose) in DIRECT_RETURN_CAPABILITIES.items()
+        if not has_capability(number, proc / "self/status")
+    ]
+    if str((proc / "self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE:
+        message = "the processes of the node's pods cannot be seen from this PID namespace"
+        found.append(warning(DIRECT_RETURN, message, f"set hostPID in the pod, {_PAGE}"))
+    found += [
+        warning(
+            DIRECT_RETURN,
+            f"kernel module {name} (the end of a tunnel in a pod) is not loaded and cannot be loaded from here",
+            f"run `modprobe {name}` on the node, or install the modules package of its kernel",
+        )
+        for name in await modules.load(["ipip", "ip6_tunnel"] if ipv6 else ["ipip"])
+    ]
+    return found or [ok(DIRECT_RETURN, "pods here can be prepared")]

@@ -21,7 +21,7 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from kroute.backoff import exhaustion
-from kroute.checks.known_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES
+from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES
 
 CILIUM, ANTREA, CALICO = "Cilium", "Antrea", "Calico's eBPF data plane"
 UNKNOWN = "another service proxy"

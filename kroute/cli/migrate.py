@@ -10,7 +10,7 @@ import click
 
 from kroute import logs
 from kroute.checks import preflight
-from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
+from kroute.checks.other_proxies import OTHER_PROXIES, OtherProxy
 from kroute.cli.parameters.options import DURATION, Parsed
 from kroute.cli.parameters.run_options import settings_in_force
 from kroute.cli.parameters.settings_command import FlagsCommand
@@ -19,10 +19,16 @@ from kroute.cli.terminal.output import DONE, FAILURE, complain, plain, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.kernel.errors import KernelError
 from kroute.migration.hand_over import HandOver, hand_over, look_back, until_it_serves
-from kroute.migration.leftovers import Leftovers
-from kroute.migration.saved_rules import TableLeftovers
-from kroute.migration.take_over import Outcome, RefusalError, look, take_over
-from kroute.migration.take_over_options import DEFAULTS, TakeOverOptions, parse_port_range
+from kroute.migration.leftovers import Leftovers, TableLeftovers
+from kroute.migration.take_over import (
+    DEFAULTS,
+    Outcome,
+    RefusalError,
+    TakeOverOptions,
+    look,
+    parse_port_range,
+    take_over,
+)
 from kroute.model.addresses import Family
 from kroute.reconcile.ledger import LedgerError
 from kroute.runtime.state_dir import StateDirectoryError

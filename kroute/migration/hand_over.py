@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import ClassVar
 
 from kroute.broadcaster import Broadcaster
-from kroute.checks.known_proxies import OtherProxy
+from kroute.checks.other_proxies import OtherProxy
 from kroute.cleanup import undo_all
 from kroute.comparison.source_routes import ours_among
 from kroute.comparison.virtual_servers import planned_key

@@ -36,7 +36,7 @@ class ConfigurationFieldError(Exception):
     """A field has an invalid value. The message names both."""
 
 
-class Setting(NamedTuple):
+class Translated(NamedTuple):
     """A setting of kroute, by its name in the configuration file, and the field that it comes from.
 
     `is_default`: the file leaves the field out, and the value is kube-proxy's default.
@@ -51,7 +51,7 @@ class Setting(NamedTuple):
 class Translation(NamedTuple):
     """The settings that the file translates to, and a remark for each field that is set and not used."""
 
-    settings: list[Setting]
+    settings: list[Translated]
     remarks: dict[str, str]
 
 
@@ -140,14 +140,14 @@ def translate(content: Mapping[str, Any]) -> Translation:
         raise ConfigurationFieldError(f"apiVersion is {content.get('apiVersion')!r}: kroute knows {API_VERSION}")
     translation = Translation([], {})
     skipped = _skipped(content)
-    written = dict(_leaves("", {name: it for name, it in content.items() if name not in {"apiVersion", "kind"}}))
+    written = dict(_leaves("", {name: value for name, value in content.items() if name not in {"apiVersion", "kind"}}))
     for field, value in {**_DEFAULTS, **written}.items():
         if field in skipped:
             translation.remarks[field] = skipped[field]
         elif field in USED:
             name, convert = USED[field]
             try:
-                translation.settings.append(Setting(name, convert(value), field, field not in written))
+                translation.settings.append(Translated(name, convert(value), field, field not in written))
                 translation.settings.extend(_implied(field, value))
             except ValueError as error:
                 raise ConfigurationFieldError(f"{field}: {error}") from None
@@ -158,10 +158,10 @@ def translate(content: Mapping[str, Any]) -> Translation:
     return translation
 
 
-def _implied(field: str, value: Any) -> Iterator[Setting]:
-    """The settings that follow from a field besides its own."""
+def _implied(field: str, value: Any) -> Iterator[Translated]:
+    """The settings that follow from a field in addition to its own."""
     if field == "ipvs.scheduler" and value == "mh":
-        yield Setting("scheduler-flags", MH_FLAGS, field)
+        yield Translated("scheduler-flags", MH_FLAGS, field)
 
 
 def _skipped(content: Mapping[str, Any]) -> dict[str, str]:
@@ -189,7 +189,7 @@ def _leaves(prefix: str, content: Mapping[str, Any]) -> Iterator[tuple[str, Any]
 
 def _is_set(field: str, value: Any) -> bool:
     if isinstance(value, Mapping):
-        return any(_is_set(f"{field}.{name}", it) for name, it in value.items())
+        return any(_is_set(f"{field}.{name}", part) for name, part in value.items())
     if field == "bindAddress":
         return bool(value) and not is_unspecified(str(value))
     if field in _DEFAULTS:

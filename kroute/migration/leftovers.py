@@ -10,12 +10,14 @@ In networks that are excluded from a clean-up anybody's virtual servers may be. 
 nothing, nor do kube-router's sets, which name every virtual server of the kernel.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import ClassVar
+from ipaddress import ip_network
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from kroute.checks.known_proxies import (
+from kroute.checks.other_proxies import (
     DSR_PRIORITY,
     DSR_TABLE,
     EXTERNAL_IP_PRIORITY,
@@ -25,17 +27,165 @@ from kroute.checks.known_proxies import (
 )
 from kroute.comparison.virtual_servers import planned_key
 from kroute.kernel.ipset import Element
-from kroute.kernel.iptables.saved import SavedTable
+from kroute.kernel.iptables.saved import SavedRule, SavedTable
 from kroute.kernel.iptables.tools import VARIANTS
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
 from kroute.kernel.nftables.objects import Table
-from kroute.migration.node_ports import AllocatedNodePorts, serves
-from kroute.migration.saved_rules import TableLeftovers, leftovers_in
+from kroute.model.addresses import canonical
 from kroute.model.document import Document
-from kroute.model.plan import VirtualServerKey
+from kroute.model.objects import Applied, Change, EndpointSlice, ObjectKey, Service
+from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile.ledger import Exclusion
 from kroute.settings import PortRange
+
+_FNV_OFFSET, _FNV_PRIME = 0x811C9DC5, 0x01000193
+_MARK_BITS = 0x3FFF
+_MARK_ATTEMPTS = 16
+
+
+class TableLeftovers(msgspec.Struct, frozen=True):
+    """The other proxy's chains and rules in one table.
+
+    `rules` are the proxy's rules in chains of others, as `-A` prints them: jumps, and rules in the built-in chains. Of
+    nf_tables, matches that do not matter here are without their options.
+    `kept` are the proxy's chains that foreign rules jump to, and the chains that those need.
+    """
+
+    variant: str
+    table: str
+    chains: tuple[str, ...]
+    rules: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+    marks: tuple[int, ...] = ()
+
+
+class ProxyPart(NamedTuple):
+    """The same of a table of any variant, with the rules themselves."""
+
+    chains: tuple[str, ...] = ()
+    rules: tuple[SavedRule, ...] = ()
+    kept: tuple[str, ...] = ()
+    marks: tuple[int, ...] = ()
+
+
+def leftovers_in(proxy: OtherProxy, variant: str, table: SavedTable) -> TableLeftovers | None:
+    """The proxy's part of the table, or None."""
+    part = part_of(proxy, table)
+    if part is None:
+        return None
+    rules = tuple(rule.text for rule in part.rules)
+    return TableLeftovers(variant, table.name, part.chains, rules, part.kept, part.marks)
+
+
+def part_of(proxy: OtherProxy, table: SavedTable) -> ProxyPart | None:
+    """The proxy's part of the table, or None."""
+    others = set(table.chains)
+    theirs = set(filter(proxy.chains.fullmatch, others))
+    others -= theirs
+    builtin = [rule for rule in table.rules if rule.chain not in others and rule.chain not in theirs]
+    kept = _needed_by(table, table.targets_of(others) & theirs, theirs)
+    marking = _marking_rules(builtin) if proxy.has_dsr and table.name == "mangle" else {}
+    ours = [rule for rule in builtin if (rule.target in theirs and rule.target not in kept) or rule.text in marking]
+    if proxy.has_dsr:
+        ours += [rule for rule in builtin if _is_snat_of_ipvs(table.name, rule)]
+        ours += _clamping_rules(builtin, {rule.after("-d") for rule in builtin if rule.text in marking})
+    if not theirs and not ours:
+        return None
+    chosen, gone = set(ours), theirs - kept
+    return ProxyPart(
+        chains=tuple(chain for chain in table.chains if chain in gone),
+        rules=tuple(rule for rule in builtin if rule in chosen),
+        kept=tuple(sorted(kept)),
+        marks=tuple(sorted(set(marking.values()))),
+    )
+
+
+def _needed_by(table: SavedTable, chains: Set[str], theirs: Set[str]) -> set[str]:
+    """These chains, and all chains of the proxy that their rules lead to."""
+    needed, found = set(chains), set(chains)
+    while found:
+        found = table.targets_of(found) & theirs - needed
+        needed |= found
+    return needed
+
+
+def _is_snat_of_ipvs(table: str, rule: SavedRule) -> bool:
+    """Whether this is kube-router's masquerading rule: in POSTROUTING, and recognised by its empty comment."""
+    return (
+        (table, rule.chain, rule.target) == ("nat", "POSTROUTING", "SNAT")
+        and (rule.after("--vdir"), rule.after("--vmethod")) == ("ORIGINAL", "MASQ")
+        and "--comment" in rule.words
+        and rule.after("--comment") == ""
+    )
+
+
+def _marking_rules(builtin: Iterable[SavedRule]) -> Mapping[str, int]:
+    """The rules that mark packets for direct server return, with the marks.
+
+    A mark's hash shows that it is kube-router's.
+    """
+    found = {}
+    for rule in builtin:
+        address, protocol, port = rule.after("-d"), rule.after("-p"), rule.after("--dport")
+        if rule.target != "MARK" or not (address and protocol and port):
+            continue
+        mark = int((rule.after("--set-xmark") or "0").partition("/")[0], 0)
+        if mark in dsr_marks(str(ip_network(address).network_address), protocol, port):
+            found[rule.text] = mark
+    return found
+
+
+def _clamping_rules(builtin: Iterable[SavedRule], addresses: set[str]) -> list[SavedRule]:
+    """The rules that limit the MSS of connections to or from these addresses, to leave room for the tunnel's header."""
+    clamping = [rule for rule in builtin if rule.target == "TCPMSS"]
+    return [rule for rule in clamping if (rule.after("-s") or rule.after("-d")) in addresses]
+
+
+def dsr_marks(address: str, protocol: str, port: str) -> set[int]:
+    """The marks that kube-router may give an external IP's port: FNV-1a of `IP-PROTOCOL-PORT`, or with a counter."""
+    names = [f"{address}-{protocol}-{port}"]
+    names += [f"{names[0]}-{attempt}" for attempt in range(1, _MARK_ATTEMPTS)]
+    return {_fnv1a(name.encode()) & _MARK_BITS for name in names}
+
+
+def _fnv1a(text: bytes) -> int:
+    value = _FNV_OFFSET
+    for octet in text:
+        value = (value ^ octet) * _FNV_PRIME & 0xFFFFFFFF
+    return value
+
+
+AllocatedNodePorts = Mapping[tuple[Protocol, int], Set[str]]
+"""The addresses of all endpoints, whatever their conditions, of the Service that has this protocol and node port."""
+
+
+def allocated_node_ports(changes: Iterable[Change]) -> AllocatedNodePorts:
+    """The node ports of these Services, with the endpoints of these EndpointSlices."""
+    items = [change.item for change in changes if isinstance(change, Applied)]
+    endpoints: dict[ObjectKey | None, set[str]] = defaultdict(set)
+    for item in items:
+        if isinstance(item, EndpointSlice):
+            written = [endpoint.addresses[0] for endpoint in item.endpoints or () if endpoint.addresses]
+            endpoints[item.service_key].update(filter(None, map(canonical, written)))
+    return {
+        (Protocol[port.protocol], port.node_port): endpoints[service.key]
+        for service in items
+        if isinstance(service, Service)
+        for port in service.spec.ports or ()
+        if port.node_port and port.protocol in Protocol.__members__
+    }
+
+
+def serves(allocated: AllocatedNodePorts, key: VirtualServerKey, real_servers: Set[str]) -> bool:
+    """Whether a virtual server on an address of the node serves the Service that has its port.
+
+    One endpoint in common is enough: the others may be gone since the virtual server was last written. A virtual server
+    without real servers serves nobody else either.
+    """
+    endpoints = allocated.get((key.protocol, key.port))
+    return endpoints is not None and (not real_servers or not endpoints.isdisjoint(real_servers))
+
 
 NEEDS_TOOLS = "it takes the iptables tools and the capability NET_RAW (docs/deploy.md)"
 
@@ -139,28 +289,10 @@ class Leftovers(msgspec.Struct, frozen=True):
 
     def as_document(self) -> "LeftoverList":
         """The leftovers for programs, with text in place of the kernel's numbers."""
-
-        def texts(things: Iterable[object]) -> list[str]:
-            return [str(it) for it in things]
-
-        return LeftoverList(
-            proxy=self.proxy,
-            link=self.link,
-            addresses=texts(self.addresses),
-            only_there=texts(self.only_there),
-            to_adopt=texts(self.to_adopt),
-            adopted=texts(self.adopted),
-            others=texts(self.others),
-            in_doubt=texts(self.in_doubt),
-            tables=list(self.tables),
-            nft_tables=texts(self.nft_tables),
-            sets=texts(self.sets),
-            marks=[mark for _, mark in self.marks],
-            policy_rules=texts(self.policy_rules),
-            routes=texts(self.routes),
-            sysctls=dict(self.sysctls),
-            warnings=self.warnings,
-        )
+        fields = {name: getattr(self, name) for name in LeftoverList.__struct_fields__}
+        texts = {name: list(map(str, value)) for name, value in fields.items() if isinstance(value, tuple)}
+        exact = {"tables": list(self.tables), "marks": [mark for _, mark in self.marks], "sysctls": dict(self.sysctls)}
+        return LeftoverList(**(fields | texts | exact))
 
 
 class LeftoverList(Document):
@@ -196,9 +328,9 @@ class LeftoverList(Document):
             ("policy rule", self.policy_rules),
             ("route", self.routes),
         ):
-            yield from (f"{kind} {it}" for it in things)
+            yield from (f"{kind} {thing}" for thing in things)
         for table in self.tables:
-            yield from (f"chain {table.table} {it}" for it in table.chains)
+            yield from (f"chain {table.table} {chain}" for chain in table.chains)
 
 
 def recognise(
@@ -233,7 +365,7 @@ def recognise(
         proxy.name,
         link,
         addresses=tuple(sorted(node.link_addresses or ())) if link else (),
-        only_there=tuple(sorted({it.address for it in adopted} & (node.link_addresses or set()) - node.elsewhere))
+        only_there=tuple(sorted({key.address for key in adopted} & (node.link_addresses or set()) - node.elsewhere))
         if link
         else (),
         to_adopt=tuple(sorted(theirs - node.our_virtual_servers)),
@@ -248,7 +380,7 @@ def recognise(
         sysctls={name: value for name, value in proxy.sysctls.items() if node.sysctls.get(name) == value},
         unseen=node.unread,
         nft_tables=node.nft_tables,
-        fixed=tuple(f"{it.variant} {it.table}" for it in tables if it.variant in node.fixed),
+        fixed=tuple(f"{table.variant} {table.table}" for table in tables if table.variant in node.fixed),
     )
 
 
@@ -265,7 +397,7 @@ def _is_theirs(proxy: OtherProxy, node: NodeScan, key: KernelKey, node_ports: Po
         return False
     if proxy.lists_every_virtual_server:
         return any((own, protocol, port) in elements for own in node.elsewhere for elements in listed)
-    sets = [name for name, it in proxy.node_port_sets.items() if it == (protocol, ":" in address)]
+    sets = [name for name, ports_of in proxy.node_port_sets.items() if ports_of == (protocol, ":" in address)]
     return any((port,) in elements for elements in _elements(node, sets))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from kroute.checks.known_proxies import DSR_TABLE, EXTERNAL_IP_TABLE, OtherProxy
+from kroute.checks.other_proxies import DSR_TABLE, EXTERNAL_IP_TABLE, OtherProxy
 from kroute.checks.preflight import CAPABILITY_NUMBERS, has_capability
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Element, Ipset

@@ -10,7 +10,7 @@ import errno
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
+from kroute.checks.other_proxies import OTHER_PROXIES, OtherProxy
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.nft_rules import RuleReader, deletion_of, read_rules
@@ -20,8 +20,7 @@ from kroute.kernel.net.links import Links
 from kroute.kernel.net.policy_routing import PolicyRouting, PolicyRule, TableRoute
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import DeleteTable, NftChange, Table
-from kroute.migration.leftovers import NEEDS_TOOLS, Leftovers
-from kroute.migration.saved_rules import ProxyPart, part_of
+from kroute.migration.leftovers import NEEDS_TOOLS, Leftovers, ProxyPart, part_of
 from kroute.reconcile.cleanup_report import CleanupReport
 
 ATTEMPTS = 10

@@ -17,21 +17,46 @@ import msgspec
 import structlog
 
 from kroute.backoff import Backoff
-from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
+from kroute.checks.other_proxies import OTHER_PROXIES, OtherProxy
 from kroute.checks.running_proxies import LISTENERS, Sign, signs_of_life
 from kroute.kernel.errors import KernelError
 from kroute.kernel.inotify import DirectoryChanges
 from kroute.kernel.net.routes import Routes, SetLocalRoute
-from kroute.migration.leftovers import Leftovers, recognise
-from kroute.migration.node_ports import allocated_node_ports
+from kroute.migration.leftovers import Leftovers, allocated_node_ports, recognise
 from kroute.migration.node_scan import scan_node
 from kroute.migration.removal import remove
-from kroute.migration.take_over_options import NODE_PORT_RANGE, TakeOverOptions
 from kroute.model.document import Document
 from kroute.reconcile.ledger import Exclusion, Ledger, LedgerError, TakeOverBegun, TakeOverDone
 from kroute.runtime.state_dir import StateDirectory, StateDirectoryInUseError, is_agent_ready
 from kroute.settings import PortRange, Settings
+from kroute.settings.text import parse_ports
 from kroute.watchers.initial_sync import InitialSyncError, initial_sync
+
+NODE_PORT_RANGE = PortRange(30000, 32767)
+"""The API server's default (`--service-node-port-range`)."""
+
+
+class TakeOverOptions(msgspec.Struct, frozen=True):
+    """`node_ports`: the range of node ports.
+
+    `wait`: seconds for the agent to become ready. `force`: skip all refusals.
+    """
+
+    node_ports: PortRange = NODE_PORT_RANGE
+    wait: float = 60.0
+    force: bool = False
+
+
+DEFAULTS = TakeOverOptions()
+
+
+def parse_port_range(text: str) -> PortRange:
+    """Read one range of ports, `30000-32767`."""
+    ranges = parse_ports(text)
+    if len(ranges) != 1:
+        raise ValueError(f"{text!r} is not one range of ports: write 30000-32767")
+    return ranges[0]
+
 
 log = structlog.get_logger(__name__)
 

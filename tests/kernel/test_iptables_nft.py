@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from kroute.checks.known_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES, OtherProxy
+from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES, OtherProxy
 from kroute.kernel.iptables.nft_rules import TABLES, read_rules
 from kroute.kernel.iptables.saved import SavedTable, parse_saved
 from kroute.kernel.iptables.table_digest import legacy_chains, table_digest
 from kroute.kernel.iptables.tools import legacy_tables
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import Table
+from kroute.migration.leftovers import part_of
 from kroute.migration.removal import remove_nft_rules
-from kroute.migration.saved_rules import part_of
 from tests import real_proxies
 from tests.kernel.nodes import RealNode, run
 from tests.lab.other_proxy_rules import direct_server_return_rules, kube_router_rules

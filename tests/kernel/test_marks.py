@@ -2,7 +2,7 @@
 
 import pytest
 
-from kroute.checks.marks import Use, uses_of_marks
+from kroute.checks.neighbours import Use, uses_of_marks
 from kroute.kernel.iptables.tools import XtablesTools
 from kroute.kernel.net.policy_routing import PolicyRouting
 from kroute.kernel.nftables.client import Nftables

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kroute import __version__
-from kroute.checks import cluster_proxies, direct_return
+from kroute.checks import cluster_proxies, node_checks
 from kroute.checks.preflight import NODE, of_firewall
 from kroute.cli.main import load
 from kroute.director import watch
@@ -257,7 +257,10 @@ def test_direct_return_gets_what_it_needs_and_nobody_else_does(tmp_path: Path) -
     [pod] = pods(with_component("direct-return", tmp_path))
     [loader], [main] = pod["initContainers"], pod["containers"]
     assert pod["hostPID"] is True
-    assert main["securityContext"]["capabilities"]["add"] == [*NODE.capabilities, *direct_return.CAPABILITIES]
+    assert main["securityContext"]["capabilities"]["add"] == [
+        *NODE.capabilities,
+        *node_checks.DIRECT_RETURN_CAPABILITIES,
+    ]
     assert main["securityContext"]["allowPrivilegeEscalation"] is False
     assert not main["securityContext"].get("privileged")
     assert loader["securityContext"]["capabilities"]["add"] == ["SYS_MODULE"]
@@ -265,7 +268,7 @@ def test_direct_return_gets_what_it_needs_and_nobody_else_does(tmp_path: Path) -
         for other in pods(render(KUSTOMIZE / name)):
             assert "hostPID" not in other
             added = {cap for it in containers(other) for cap in it["securityContext"]["capabilities"]["add"]}
-            assert not added & direct_return.CAPABILITIES.keys()
+            assert not added & node_checks.DIRECT_RETURN_CAPABILITIES.keys()
 
 
 def undoes(pod: Object) -> bool:

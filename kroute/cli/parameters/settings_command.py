@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from kroute.migration.flag_table import OtherFlags
+    from kroute.migration.flags import OtherFlags
 
 _WITH_SETTINGS = ("run", "director")
 """The commands whose settings these are. Others only take them, to say what those two would do."""
@@ -100,8 +100,7 @@ def translated(arguments: Sequence[str], own: set[str]) -> list[str]:
 
 
 def flag_tables() -> "tuple[OtherFlags, ...]":
-    from kroute.migration.kube_proxy_flags import KUBE_PROXY  # noqa: PLC0415  5 modules, for whoever gives flags
-    from kroute.migration.kube_router_flags import KUBE_ROUTER  # noqa: PLC0415  as above
+    from kroute.migration.flags import KUBE_PROXY, KUBE_ROUTER  # noqa: PLC0415  for whoever gives flags
 
     return KUBE_ROUTER, KUBE_PROXY
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kroute.checks.bridges import CALLED, check_bridges
 from kroute.checks.finding import Level
+from kroute.checks.node_checks import CALLED, check_bridges
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.links import FakeLinks
 from tests.fakes.sysctl import FakeSysctls

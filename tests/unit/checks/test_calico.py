@@ -2,8 +2,8 @@
 
 import pytest
 
-from kroute.checks.calico import calico_traces, check_calico
 from kroute.checks.finding import Level
+from kroute.checks.neighbours import calico_traces, check_calico
 from kroute.kernel.nftables.chains import NftChain
 from kroute.model.addresses import Family
 from tests.fakes.kernel import FakeKernel

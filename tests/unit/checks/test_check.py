@@ -6,7 +6,7 @@ import pytest
 
 from kroute.checks import api_checks, node_checks
 from kroute.checks.finding import Finding, Level
-from kroute.checks.other_proxies import Leftover, leftovers
+from kroute.checks.other_proxies import Trace, leftovers
 from kroute.controllers.ipvs.sysctls import Circumstances
 from kroute.firewall.backend import firewall_of
 from kroute.kernel.ipset import SetDefinition
@@ -158,7 +158,7 @@ async def test_a_link_of_the_ledgers_is_no_trace_of_another_proxy() -> None:
     kernel.add_link("kube-ipvs0", kind="dummy")
     assert await leftovers(clients, [], {"kube-ipvs0"}) == []
     [trace] = await leftovers(clients, [], {"kube-dummy-if"})
-    assert trace == Leftover("kube-proxy", "link kube-ipvs0")
+    assert trace == Trace("kube-proxy", "link kube-ipvs0")
 
 
 async def test_virtual_servers_of_others_are_a_warning(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from kroute.checks.direct_return import CAPABILITIES, INITIAL_PID_NAMESPACE, check_direct_return
 from kroute.checks.finding import Level
+from kroute.checks.node_checks import DIRECT_RETURN_CAPABILITIES, INITIAL_PID_NAMESPACE, check_direct_return
 from kroute.kernel import modules
 from tests.builders import settings
 
-ALL = sum(1 << number for number, _ in CAPABILITIES.values())
+ALL = sum(1 << number for number, _ in DIRECT_RETURN_CAPABILITIES.values())
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ async def test_without_the_setting_nothing_is_asked(tmp_path: Path) -> None:
     assert await check_direct_return(settings(), ipv6=True, proc=tmp_path) == []
 
 
-@pytest.mark.parametrize("name", CAPABILITIES)
+@pytest.mark.parametrize("name", DIRECT_RETURN_CAPABILITIES)
 async def test_each_capability_is_named(proc: Path, name: str) -> None:
-    say(proc, capabilities=ALL & ~(1 << CAPABILITIES[name][0]))
+    say(proc, capabilities=ALL & ~(1 << DIRECT_RETURN_CAPABILITIES[name][0]))
     [message] = await complaints(proc)
     assert f"CAP_{name} is missing" in message
 

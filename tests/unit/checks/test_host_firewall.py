@@ -3,7 +3,7 @@
 import pytest
 
 from kroute.checks.finding import Level
-from kroute.checks.host_firewall import check_host_firewall
+from kroute.checks.neighbours import check_host_firewall
 from kroute.kernel.errors import KernelError
 from kroute.kernel.iptables.tools import Variant
 from kroute.kernel.nftables.chains import NftChain

@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 from kroute.checks.finding import Finding, Level
-from kroute.checks.marks import Use, check_marks, uses_of_marks
+from kroute.checks.neighbours import Use, check_marks, uses_of_marks
 from kroute.kernel.iptables.tools import Variant
 from kroute.kernel.net.policy_routing import PolicyRule
 from kroute.kernel.net.steering import TABLE

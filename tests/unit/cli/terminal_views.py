@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kroute.checks.finding import failed, ok, warning
-from kroute.checks.known_proxies import KUBE_PROXY, OTHER_PROXIES
+from kroute.checks.other_proxies import KUBE_PROXY, OTHER_PROXIES
 from kroute.cli.explain import print_explanations
 from kroute.cli.installation import findings_by
 from kroute.cli.kubectl.printing import (
@@ -37,8 +37,7 @@ from kroute.inspect.snapshot import ProblemRow, RealServerRow, RealServerView, S
 from kroute.inspect.status import Served, Severity, Source, State, Status, StatusProblem, with_problems
 from kroute.inspect.verdicts import Client, Fate, Verdict
 from kroute.migration.hand_over import HandOver
-from kroute.migration.leftovers import Leftovers
-from kroute.migration.saved_rules import TableLeftovers
+from kroute.migration.leftovers import Leftovers, TableLeftovers
 from kroute.migration.take_over import Outcome
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView

@@ -14,7 +14,7 @@ from kroute.cli.migrate import migrate
 from kroute.cli.parameters.run_options import settings_of
 from kroute.cli.run import run
 from kroute.director.settings import DEFAULTS as DIRECTOR_DEFAULTS
-from kroute.migration.take_over_options import DEFAULTS as TAKE_OVER_DEFAULTS
+from kroute.migration.take_over import DEFAULTS as TAKE_OVER_DEFAULTS
 from kroute.settings import ListenAddress, text
 
 

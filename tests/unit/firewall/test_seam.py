@@ -25,11 +25,7 @@ KNOW_THE_TOOLS = (
     "cli/bundle/parts.py",
     "cli/chart_values.py",
     "cli/migrate.py",
-    "checks/bridges.py",
-    "checks/calico.py",
-    "checks/host_firewall.py",
-    "checks/known_proxies.py",
-    "checks/marks.py",
+    "checks/neighbours.py",
     "checks/other_proxies.py",
     "checks/running_proxies.py",
 )

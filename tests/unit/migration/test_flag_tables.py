@@ -11,10 +11,8 @@ from kroute.cli.migrate import migrate
 from kroute.cli.parameters.settings_command import flag_tables, translated
 from kroute.cli.run import run
 from kroute.cli.terminal.output import USAGE
-from kroute.migration.flag_table import OtherFlags, Outcome
+from kroute.migration.flags import KUBE_PROXY, KUBE_ROUTER, OtherFlags, Treatment
 from kroute.migration.kube_proxy_configuration import UNUSED, USED
-from kroute.migration.kube_proxy_flags import KUBE_PROXY
-from kroute.migration.kube_router_flags import KUBE_ROUTER
 from kroute.planning.annotations.table import ANNOTATION_NAMES
 from kroute.settings import Settings
 from tests.unit.command_line import exit_code
@@ -22,7 +20,7 @@ from tests.unit.command_line import exit_code
 NAMES = Path(__file__).parent / "names"
 DOCS = Path(__file__).parents[3] / "docs"
 OWN = {name for parameter in run.params for name in parameter.opts}
-ORDER = list(Outcome)
+ORDER = list(Treatment)
 ALWAYS_ON = {"run-service-proxy", "enable-ipv4"}
 """Switches that are refused when they are off. All others ask for nothing then."""
 EVERY_VALUE = {"proxy-mode", "enable-ipv6", "ipvs-graceful-termination", "ipvs-permit-all"}
@@ -71,9 +69,9 @@ def test_every_annotation_and_label_has_its_row_and_is_read_if_the_row_says_so()
     assert {name for name, *_ in rows} == names("annotations")
     for name, _, outcome in rows:
         if name.startswith("kube-router.io/"):
-            assert (name in ANNOTATION_NAMES) == (Outcome(outcome) is not Outcome.NO_MEANING)
+            assert (name in ANNOTATION_NAMES) == (Treatment(outcome) is not Treatment.NO_MEANING)
         else:
-            assert Outcome(outcome) is Outcome.HONOURED
+            assert Treatment(outcome) is Treatment.HONOURED
 
 
 @pytest.mark.parametrize("proxy", TABLE_OF)
@@ -95,7 +93,7 @@ def test_a_flag_that_is_not_honoured_takes_what_asks_for_nothing_and_says_why(
     proxy: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flag = TABLE_OF[proxy].flags[name]
-    if flag.outcome is Outcome.HONOURED or name in EVERY_VALUE:
+    if flag.outcome is Treatment.HONOURED or name in EVERY_VALUE:
         assert translated([f"--{name}={flag.default}"], OWN) is not None
         return
     assert translated([f"--{name}={flag.default}"], OWN) == []

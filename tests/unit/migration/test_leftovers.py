@@ -8,13 +8,12 @@ from types import MappingProxyType
 import msgspec
 import pytest
 
-from kroute.checks.known_proxies import OTHER_PROXIES
+from kroute.checks.other_proxies import OTHER_PROXIES
 from kroute.kernel.iptables.saved import SavedTable, parse_saved
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
 from kroute.kernel.nftables.objects import Table
-from kroute.migration.leftovers import Leftovers, NodeScan, recognise
-from kroute.migration.saved_rules import dsr_marks
-from kroute.migration.take_over_options import NODE_PORT_RANGE
+from kroute.migration.leftovers import Leftovers, NodeScan, dsr_marks, recognise
+from kroute.migration.take_over import NODE_PORT_RANGE
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile.ledger import Exclusion
 from kroute.settings import OTHER_VIP_INTERFACES

@@ -3,11 +3,10 @@
 import msgspec
 import pytest
 
-from kroute.checks.known_proxies import OTHER_PROXIES
+from kroute.checks.other_proxies import OTHER_PROXIES
 from kroute.kernel.iptables.saved import parse_saved
-from kroute.migration.leftovers import NodeScan, recognise
-from kroute.migration.node_ports import AllocatedNodePorts, allocated_node_ports
-from kroute.migration.take_over_options import NODE_PORT_RANGE
+from kroute.migration.leftovers import AllocatedNodePorts, NodeScan, allocated_node_ports, recognise
+from kroute.migration.take_over import NODE_PORT_RANGE
 from kroute.model.objects import Applied, Endpoint, EndpointSlice, ObjectMeta
 from kroute.model.plan import Protocol, VirtualServerKey
 from tests import builders, real_proxies

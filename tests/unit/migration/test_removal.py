@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from kroute.checks.known_proxies import OTHER_PROXIES
+from kroute.checks.other_proxies import OTHER_PROXIES
 from kroute.kernel.errors import KernelError
 from kroute.kernel.nftables import expressions as e
 from kroute.kernel.nftables.objects import AddChain, AddRule, AddTable, Chain, NftChange, Rule, Table

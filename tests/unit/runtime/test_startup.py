@@ -18,7 +18,7 @@ UNUSED = (
     *("kroute.firewall.iptables.firewall", "kroute.firewall.nftables.firewall", "kroute.kernel.iptables.xtables"),
     *("kroute.inspect.explain", "kroute.inspect.dry_run", "kroute.inspect.answers", "kroute.inspect.status"),
     *("kroute.telemetry.answers.agent_status", "kroute.telemetry.kernel_reader", "kroute.watchers.manifests.watcher"),
-    *("kroute.migration.kube_proxy_flags", "kroute.migration.kube_proxy_configuration"),
+    *("kroute.migration.flags", "kroute.migration.kube_proxy_configuration"),
     *("kroute.http.probes", "kroute.model.probes", "kroute.controllers.ipvs.confirmations"),
     *("kroute.controllers.direct_return", "kroute.kernel.pods", "kroute.kernel.net.steering"),
 )
