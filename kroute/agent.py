@@ -39,6 +39,7 @@ from kroute.runtime.state_dir import AnotherKrouteError, StateDirectory
 from kroute.settings import WAIT, Settings
 from kroute.settings.text import without_user
 from kroute.telemetry import statistics
+from kroute.telemetry.agent_parts import AgentParts
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder, log_node
 from kroute.telemetry.loop_watch import LoopWatch
@@ -125,10 +126,17 @@ class Agent:
             api=api,
             traces=self._traces.read,
         )
-        parts = self._broadcaster, self._controllers, self._recorder, self._changes
-        self._observation = Observation(
-            settings, *parts, self._statistics, self._catalog, ownership=self._ownership, faults=faults
+        parts = AgentParts(
+            settings=settings,
+            catalog=self._catalog,
+            broadcaster=self._broadcaster,
+            controllers=self._controllers,
+            changes=self._changes,
+            statistics=self._statistics,
+            ownership=self._ownership,
+            faults=faults,
         )
+        self._observation = Observation(parts, self._recorder)
         self._answers = {**self._observation.answers, statistics.NEWEST_QUESTION: self._measured}
         self._other_answers = OnDemand(partial(self._load_answers, firewall))
 

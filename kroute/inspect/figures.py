@@ -4,8 +4,8 @@ Metrics, `kroute status` of an agent or a director, the status page and `kroute 
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping
-from typing import ClassVar, NamedTuple, Protocol, Self
+from collections.abc import Collection, Mapping
+from typing import ClassVar, NamedTuple, Self
 
 import msgspec
 
@@ -17,25 +17,14 @@ from kroute.comparison.virtual_servers import (
     count_real_servers,
 )
 from kroute.inspect.snapshot import Snapshot
+from kroute.kernel.clients import IpvsReader
 from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey, VirtualServerState
 from kroute.model.document import Document, View
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan, VirtualServer
 from kroute.reconcile.batches import sliced
 
-Scan = AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]
-"""The kernel's virtual servers in parts, so that they are never all in memory."""
 _NO_TRAFFIC = Traffic()
-
-
-class IpvsReader(Protocol):
-    """An IPVS client for reading: `kroute.kernel.ipvs.client.Ipvs`."""
-
-    def scan(self, expected: Collection[VirtualServerKey] = ()) -> Scan:
-        """All virtual servers, at least those in `expected`."""
-
-    async def traffic(self) -> Mapping[VirtualServerKey, Traffic]:
-        """The traffic counters of each virtual server."""
 
 
 class Rates(msgspec.Struct, frozen=True, rename="camel"):

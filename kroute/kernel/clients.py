@@ -61,13 +61,24 @@ class LinkClient(Protocol):
         """Delete the link, if it exists."""
 
 
-class VirtualServerTable(Protocol):
-    """The virtual servers of IPVS with their real servers."""
+class VirtualServerScan(Protocol):
+    """The virtual servers of IPVS with their real servers, of which never all are in memory."""
 
     def scan(
         self, expected: Collection[VirtualServerKey] = ()
     ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         """All virtual servers, in parts. Those of `expected` that the kernel's listing omits are looked up singly."""
+
+
+class IpvsReader(VirtualServerScan, Protocol):
+    """What figures are read from."""
+
+    async def traffic(self) -> dict[VirtualServerKey, Traffic]:
+        """Each virtual server's traffic counters since it was made."""
+
+
+class VirtualServerTable(VirtualServerScan, Protocol):
+    """The virtual servers of IPVS with their real servers."""
 
     async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         """The real servers of these virtual servers."""
@@ -111,14 +122,11 @@ class SyncDaemonClient(Protocol):
         """Stop a daemon."""
 
 
-class IpvsClient(VirtualServerTable, TimeoutClient, SyncDaemonClient, Protocol):
+class IpvsClient(VirtualServerTable, IpvsReader, TimeoutClient, SyncDaemonClient, Protocol):
     """All of IPVS."""
 
     async def read(self) -> dict[VirtualServerKey, VirtualServerState]:
         """The whole table."""
-
-    async def traffic(self) -> dict[VirtualServerKey, Traffic]:
-        """Each virtual server's traffic counters since it was made."""
 
 
 class AddressClient(Protocol):

@@ -23,10 +23,18 @@ import msgspec
 
 from kroute.histogram import Histogram
 from kroute.model.addresses import Family
-from kroute.model.objects import Applied, Change, Deleted, EndpointSlice, KubernetesObject, ObjectKey, Service
+from kroute.model.objects import (
+    Applied,
+    Change,
+    Deleted,
+    EndpointSlice,
+    KubernetesObject,
+    Node,
+    ObjectKey,
+    Service,
+)
 from kroute.model.plan import Plan
 from kroute.reconcile.stage_gate import GOING_LIVE, Revision, Stage
-from kroute.telemetry.node_eligibility import NodeEligibility
 
 LATENCY_BOUNDS = (
     *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
@@ -49,6 +57,9 @@ APART = 4
 
 FAMILIES = tuple(map(str, Family))
 """The values of the label `ip_family`, and of an EndpointSlice's addressType."""
+
+REMOVAL_TAINT = "ToBeDeletedByClusterAutoscaler"
+"""The cluster autoscaler's taint on a node that it is about to remove (its utils/taints package)."""
 
 _Trigger = tuple[str, float]
 """A change of a pod: the family of its addresses, and the Unix time."""
@@ -230,3 +241,33 @@ class ChangeObserver:
         now = self._now()
         for family, moment in triggered:
             self.network_programming[family].observe(max(0.0, now - moment))
+
+
+class NodeEligibility:
+    """Ineligible is a Node that is being deleted, or has REMOVAL_TAINT.
+
+    This is kube-proxy's rule (proxy_health.go, SyncNode).
+    """
+
+    def __init__(self, node_name: str) -> None:
+        self.ineligible: str | None = None
+        """Why no new connections should go to this node. None if they may, also before the Node object is known."""
+        self._node = ObjectKey("", node_name)
+
+    def read(self, change: Change) -> None:
+        """Take the change into account if it is of this Node."""
+        match change:
+            case Applied(Node() as node) if node.key == self._node:
+                self.ineligible = _why_ineligible(node)
+            case Deleted(kind, key) if kind is Node and key == self._node:
+                self.ineligible = f"the Node {key} no longer exists"
+            case _:
+                pass
+
+
+def _why_ineligible(node: Node) -> str | None:
+    if node.metadata.deletion_timestamp is not None:
+        return f"the Node {node.key} is being deleted"
+    if any(taint.key == REMOVAL_TAINT for taint in node.spec.taints or ()):
+        return f"the Node {node.key} has the taint {REMOVAL_TAINT}: the cluster autoscaler removes it"
+    return None

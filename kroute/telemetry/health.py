@@ -13,7 +13,10 @@ from typing import Protocol
 
 import msgspec
 
+from kroute.http.messages import Request, Response
 from kroute.reconcile.pass_status import ControllerStatistics
+
+_HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 class HealthEndpoint(StrEnum):
@@ -114,3 +117,25 @@ class Health:
 
 def _rfc3339(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def probe_response(health: Health, path: str) -> Response | None:
+    """The response to a probe, or None if `path` is not that of a probe."""
+    try:
+        probe = HealthEndpoint(path)
+    except ValueError:
+        return None
+    answer = health.answer(probe)
+    return Response(answer.status, msgspec.json.encode(answer), headers=_HEADERS)
+
+
+class HealthServer:
+    """Answers only probes: its port is open to load balancers."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    async def answer(self, request: Request) -> Response:
+        if request.method not in {"GET", "HEAD"}:
+            return Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
+        return probe_response(self._health, request.path) or Response(HTTPStatus.NOT_FOUND)

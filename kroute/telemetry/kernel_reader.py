@@ -13,7 +13,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from kroute.inspect.figures import Figures, IpvsReader, Rates, Reading, read_figures
+from kroute.inspect.figures import Figures, Rates, Reading, read_figures
+from kroute.kernel.clients import IpvsReader
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.objects import Traffic
 from kroute.model.objects import ObjectKey

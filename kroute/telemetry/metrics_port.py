@@ -1,79 +1,131 @@
-"""What the metrics port shows, made with the first request: an agent that nobody asks does not load any of it."""
+"""The metrics port: `/metrics`, the status page on `/`, the probes, and the paths that kube-proxy has besides.
 
-from collections.abc import Callable, Mapping
-from functools import partial
+Everything is read-only. The page names Services and pods, and a browser on the same machine can reach a port on
+loopback. So such a port refuses requests whose Host is not a loopback name, as a DNS rebinding attack would send them.
+The page may load and run only files that are shipped with it.
 
+This is made with the first request: an agent that nobody asks does not load any of it.
+"""
+
+from collections.abc import Hashable, Mapping
+from http import HTTPStatus
+from importlib import resources
+from ipaddress import ip_address
+from typing import Any
+
+import msgspec
 import structlog
 
-from kroute import logs
-from kroute.broadcaster import Broadcaster
-from kroute.checks.ownership import Ownership
-from kroute.controllers.node_controllers import NodeControllers
+from kroute.http.messages import Request, Response, text
 from kroute.inspect.agent_socket import Answer
+from kroute.inspect.status import WITH_DIGEST
 from kroute.kernel.errors import KernelError
-from kroute.planning.catalog import Catalog
-from kroute.settings import Settings
-from kroute.telemetry.answers.agent_status import AgentStatus
-from kroute.telemetry.changes import ChangeObserver
-from kroute.telemetry.health import Health
+from kroute.telemetry import zpages
+from kroute.telemetry.agent_parts import AgentParts
+from kroute.telemetry.agent_status import AgentStatus
+from kroute.telemetry.health import Health, probe_response
 from kroute.telemetry.kernel_reader import KernelSummary
-from kroute.telemetry.metrics import families
-from kroute.telemetry.metrics.plan_survey import survey
-from kroute.telemetry.metrics.process import process_figures
-from kroute.telemetry.metrics.scrape import Scrape
-from kroute.telemetry.metrics_server import MetricsServer
-from kroute.telemetry.statistics import Statistics
-from kroute.telemetry.status_page import StatusPage
+from kroute.telemetry.metrics import exposition, kube_proxy, services, work
+from kroute.telemetry.metrics.scrape import Row, Scrape, survey
+from kroute.telemetry.shared_answers import BusyError, SharedAnswers
+from kroute.telemetry.statistics import process_figures
+from kroute.telemetry.status_page import Question, StatusPage
 
 log = structlog.get_logger(__name__)
 
+ROWS: tuple[Row, ...] = (*kube_proxy.ROWS, *services.ROWS, *work.ROWS)
+"""Every family of metrics, in the order of writing."""
+_ASSETS = {
+    "/": ("index.html", "text/html"),
+    "/status.css": ("status.css", "text/css"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in ("status", "services", "service", "elements")},
+}
+_JSON = "application/json"
+_ANSWERS = "/answers/"
+"""The path under which some of the answers on the agent's socket are, for `kubectl kroute` by the pod proxy."""
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ),
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
 
 class MetricsPort:
-    """The page, the metrics and the server that shows both. The arguments are the parts of an agent."""
+    """Answers on the metrics port and on kroute's own port.
 
-    def __init__(
-        self,
-        settings: Settings,
-        catalog: Catalog,
-        broadcaster: Broadcaster,
-        controllers: NodeControllers,
-        *,
-        changes: ChangeObserver,
-        statistics: Callable[[], Statistics],
-        health: Health,
-        status: AgentStatus,
-        answers: Mapping[str, Answer],
-        ownership: Ownership,
-    ) -> None:
-        self._settings = settings
-        self._broadcaster = broadcaster
-        self._controllers = controllers
-        self._changes = changes
-        self._statistics = statistics
+    `answers` are those of the agent's socket that are given here too.
+    """
+
+    def __init__(self, parts: AgentParts, health: Health, status: AgentStatus, answers: Mapping[str, Answer]) -> None:
+        self._parts = parts
         self._health = health
-        self._ownership = ownership
         self._kernel = status.kernel
-        self.page = StatusPage(
-            catalog, broadcaster, controllers.statistics, health, status.kernel, logs.RECENT, status.status
-        )
-        self.server = MetricsServer(partial(families.write, self.scrape), self.page, health, settings, answers)
+        self._answers = answers
+        self.page = StatusPage(parts, health, status)
+        self._shared: Mapping[str, SharedAnswers[Any, bytes | None]] = {
+            "/metrics": SharedAnswers(self._text_of_metrics),
+            "/status.json": SharedAnswers(self._content),
+            "/service.json": SharedAnswers(self._service),
+            _ANSWERS: SharedAnswers(self._answer_of_agent),
+        }
+
+    async def answer(self, request: Request, *, only_loopback: bool) -> Response:
+        """`only_loopback`: the port is on loopback, so requests must name a loopback host."""
+        if only_loopback and not _names_loopback(request.headers.get("host", "")):
+            response = text(HTTPStatus.FORBIDDEN, "ask for this port by a loopback address\n")
+        elif request.method not in {"GET", "HEAD"}:
+            response = Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
+        else:
+            response = await self._page(request)
+        response.headers.update(_HEADERS)
+        return response
+
+    async def _page(self, request: Request) -> Response:
+        path = request.path
+        if path in _ASSETS:
+            name, kind = _ASSETS[path]
+            asset = resources.files("kroute.telemetry").joinpath("web", name).read_bytes()
+            return Response(body=asset, content_type=f"{kind}; charset=utf-8")
+        if path == "/metrics":
+            return await self._shared_response(path, None, exposition.CONTENT_TYPE)
+        if path == "/status.json":
+            return await self._shared_response(path, Question.of(request.query))
+        if path == "/service.json":
+            return await self._shared_response(path, request.query.get("name", ""))
+        if path.startswith(_ANSWERS) and (name := path.removeprefix(_ANSWERS)) in self._answers:
+            return await self._shared_response(_ANSWERS, name)
+        return self._of_kube_proxy(request) or probe_response(self._health, path) or Response(HTTPStatus.NOT_FOUND)
+
+    async def _shared_response(self, path: str, question: Hashable, content_type: str = _JSON) -> Response:
+        """The answer that all share who ask this now."""
+        try:
+            body = await self._shared[path].get(question)
+        except BusyError:
+            return Response(HTTPStatus.SERVICE_UNAVAILABLE, headers={"Retry-After": "1"})
+        return Response(HTTPStatus.NOT_FOUND) if body is None else Response(body=body, content_type=content_type)
+
+    async def _text_of_metrics(self, _question: None) -> bytes:
+        now = await self.scrape()
+        return b"".join([part async for part in exposition.write((metric, samples(now)) for metric, samples in ROWS)])
 
     async def scrape(self) -> Scrape:
         """The values of all metrics now."""
+        parts = self._parts
         return Scrape(
-            statistics=self._statistics(),
-            plans=await survey(self._broadcaster.plans, self._settings.metrics_services),
-            passes=self._controllers.passes(),
+            parts=parts,
             health=self._health,
-            changes=self._changes,
+            statistics=parts.statistics(),
+            plans=await survey(parts.broadcaster.plans, parts.settings.metrics_services),
             process=process_figures(),
             kernel=await self._read_kernel(),
-            firewall=self._settings.firewall,
-            sets=self._controllers.set_fills(),
-            ejections=self._controllers.ejections(),
-            refuted_ejections=self._controllers.refuted_ejections(),
-            waits_for=self._ownership.waits_for,
-            rival=self._ownership.rival,
+            sets=parts.controllers.set_fills(),
         )
 
     async def _read_kernel(self) -> KernelSummary | None:
@@ -82,3 +134,37 @@ class MetricsPort:
         except KernelError as error:
             log.warning("metrics.incomplete", error=str(error), consequence="this scrape says nothing of the kernel")
             return None
+
+    async def _content(self, question: Question) -> bytes:
+        return msgspec.json.encode(await self.page.content(question))
+
+    async def _service(self, name: str) -> bytes | None:
+        service = await self.page.service(name)
+        return msgspec.json.encode(service) if service is not None else None
+
+    async def _answer_of_agent(self, name: str) -> bytes:
+        return await self._answers[name](WITH_DIGEST)
+
+    def _of_kube_proxy(self, request: Request) -> Response | None:
+        """The answer to a path that kube-proxy has besides metrics and probes, or None."""
+        if request.path == "/proxyMode":
+            return text(HTTPStatus.OK, "ipvs")
+        if request.path == "/configz":
+            return Response(body=zpages.configz(self._parts.settings), content_type=_JSON)
+        if request.path not in zpages.KINDS:
+            return None
+        page = zpages.page(request.path, request.headers.get("accept", ""), self._parts.settings)
+        if page is None:
+            sentence = "this page is text/plain, or application/json with g, v and as (docs/metrics.md)\n"
+            return text(HTTPStatus.NOT_ACCEPTABLE, sentence)
+        return Response(body=page.body, content_type=page.content_type)
+
+
+def _names_loopback(host: str) -> bool:
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    if name == "localhost":
+        return True
+    try:
+        return ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False

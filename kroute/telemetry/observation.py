@@ -13,25 +13,20 @@ import structlog
 
 from kroute import __version__
 from kroute.backoff import retry_when_exhausted
-from kroute.broadcaster import Broadcaster
-from kroute.checks.ownership import Ownership
-from kroute.controllers.node_controllers import NodeControllers
 from kroute.http import listener
 from kroute.http.messages import Request, Response
 from kroute.inspect.agent_socket import SHARED, STATUS, Answer
 from kroute.model.plan import Problem
-from kroute.planning.catalog import Catalog
 from kroute.runtime.on_demand import OnDemand
-from kroute.settings import ListenAddress, Settings
-from kroute.telemetry.changes import ChangeObserver
+from kroute.settings import ListenAddress
+from kroute.telemetry.agent_parts import AgentParts
 from kroute.telemetry.events import EventRecorder
-from kroute.telemetry.health import Health
-from kroute.telemetry.health_server import HealthServer, probe_response
+from kroute.telemetry.health import Health, HealthServer, probe_response
 from kroute.telemetry.privileges import PrivilegeWatch
-from kroute.telemetry.statistics import QUESTION, Statistics
+from kroute.telemetry.statistics import QUESTION
 
 if TYPE_CHECKING:
-    from kroute.telemetry.answers.agent_status import AgentStatus
+    from kroute.telemetry.agent_status import AgentStatus
     from kroute.telemetry.metrics_port import MetricsPort
 
 log = structlog.get_logger(__name__)
@@ -42,43 +37,23 @@ SCRAPE_SECONDS = 30.0
 
 
 class Observation:
-    """Runs everything that the agent exposes.
+    """Runs everything that the agent exposes. `answers` are for the agent's socket."""
 
-    `changes` follows changes; `statistics` gives the agent's current counts. `answers` are for the agent's socket.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        broadcaster: Broadcaster,
-        controllers: NodeControllers,
-        recorder: EventRecorder,
-        changes: ChangeObserver,
-        statistics: Callable[[], Statistics],
-        catalog: Catalog,
-        *,
-        ownership: Ownership,
-        faults: Callable[[], list[str]] = list,
-    ) -> None:
-        self._ownership = ownership
-        self._changes = changes
-        self._statistics = statistics
-        self._settings = settings
-        self._broadcaster = broadcaster
-        self._controllers = controllers
+    def __init__(self, parts: AgentParts, recorder: EventRecorder) -> None:
+        self._parts = parts
         self._recorder = recorder
         self._report = recorder.report_on_node
-        self._health = Health(controllers, changes.ineligible, lambda: ownership.waiting_text)
-        self._catalog = catalog
-        self._faults = faults
-        self._agent = OnDemand(self._load_status)
+        self._health = Health(parts.controllers, parts.changes.ineligible, lambda: parts.ownership.waiting_text)
+        self._status = OnDemand(self._load_status)
         self._port = OnDemand(self._load_port)
         self.answers: Mapping[str, Answer] = {
             STATUS: self._answer_status,
             SHARED: self._answer_shared,
             QUESTION: self._answer_statistics,
         }
-        self._privileges = PrivilegeWatch(statistics, self._report, self._privilege_back, settings.resync_period)
+        self._privileges = PrivilegeWatch(
+            parts.statistics, self._report, self._privilege_back, parts.settings.resync_period
+        )
 
     async def run(self) -> None:
         """Answer requests and write Events until cancelled."""
@@ -86,25 +61,25 @@ class Observation:
             "privileges": self._privileges.run,
             "start": self._announce_start,
         }
-        if self._settings.own_bind_address is not None:
-            parts["own"] = partial(self._serve_own, self._settings.own_bind_address)
-        if self._settings.healthz_bind_address is not None:
-            parts["healthz"] = partial(self._serve_health, self._settings.healthz_bind_address)
-        if self._settings.metrics_bind_address is not None:
-            parts["metrics"] = partial(self._serve_metrics, self._settings.metrics_bind_address)
+        if self._parts.settings.own_bind_address is not None:
+            parts["own"] = partial(self._serve_own, self._parts.settings.own_bind_address)
+        if self._parts.settings.healthz_bind_address is not None:
+            parts["healthz"] = partial(self._serve_health, self._parts.settings.healthz_bind_address)
+        if self._parts.settings.metrics_bind_address is not None:
+            parts["metrics"] = partial(self._serve_metrics, self._parts.settings.metrics_bind_address)
         async with asyncio.TaskGroup() as group:
             for name, part in parts.items():
                 group.create_task(_harmless(name, part), name=name)
 
     async def _serve_health(self, where: ListenAddress) -> None:
-        await self._ownership.is_ours.wait()  # until then the port is the other proxy's
+        await self._parts.ownership.is_ours.wait()  # until then the port is the other proxy's
         answer = HealthServer(self._health).answer
-        await listener.serve("healthz", where, answer, self._report, held=self._ownership.held_ports)
+        await listener.serve("healthz", where, answer, self._report, held=self._parts.ownership.held_ports)
 
     async def _serve_metrics(self, where: ListenAddress) -> None:
         answer = partial(self._answer_request, only_loopback=where.host.startswith(LOOPBACK))
-        await self._ownership.is_ours.wait()
-        held = self._ownership.held_ports
+        await self._parts.ownership.is_ours.wait()
+        held = self._parts.ownership.held_ports
         await listener.serve("metrics", where, answer, self._report, seconds=SCRAPE_SECONDS, held=held)
 
     async def _serve_own(self, where: ListenAddress) -> None:
@@ -118,64 +93,46 @@ class Observation:
         await listener.serve("own", where, answer, self._report, seconds=SCRAPE_SECONDS)
 
     async def _answer_request(self, request: Request, *, only_loopback: bool) -> Response:
-        return await (await self.metrics_port()).server.answer(request, only_loopback=only_loopback)
+        return await (await self.metrics_port()).answer(request, only_loopback=only_loopback)
 
     async def metrics_port(self) -> "MetricsPort":
         """What the metrics port shows."""
-        await self._agent.get()
+        await self._status.get()
         return await self._port.get()
 
     async def _answer_status(self, about: str) -> bytes:
-        return await (await self._agent.get()).answer(about)
+        return await (await self._status.get()).answer(about)
 
     async def _answer_shared(self, about: str) -> bytes:
-        return await (await self._agent.get()).answer_shared(about)
+        return await (await self._status.get()).answer_shared(about)
 
     async def _answer_statistics(self, _about: str) -> bytes:
-        return msgspec.json.encode(self._statistics())
+        return msgspec.json.encode(self._parts.statistics())
 
     def _load_status(self) -> "Callable[[], AgentStatus]":
-        from kroute.telemetry.answers.agent_status import AgentStatus  # noqa: PLC0415  6 modules, on demand
-        from kroute.telemetry.kernel_reader import KernelReader  # noqa: PLC0415  on demand
+        from kroute.telemetry.agent_status import AgentStatus  # noqa: PLC0415  6 modules, on demand
 
-        def make() -> AgentStatus:
-            kernel = KernelReader(lambda: list(self._broadcaster.services.values()), self._settings.metrics_services)
-            parts = self._catalog, self._broadcaster, self._controllers, self._changes
-            return AgentStatus(self._settings, *parts, kernel, self._statistics, self._ownership, faults=self._faults)
-
-        return make
+        return lambda: AgentStatus(self._parts)
 
     def _load_port(self) -> "Callable[[], MetricsPort]":
-        from kroute.telemetry.metrics_port import MetricsPort  # noqa: PLC0415  15 modules, on demand
+        from kroute.telemetry.metrics_port import MetricsPort  # noqa: PLC0415  10 modules, on demand
 
-        def make() -> MetricsPort:
-            return MetricsPort(
-                self._settings,
-                self._catalog,
-                self._broadcaster,
-                self._controllers,
-                changes=self._changes,
-                statistics=self._statistics,
-                health=self._health,
-                status=cast("AgentStatus", self._agent.made),
-                answers=self.answers,
-                ownership=self._ownership,
-            )
-
-        return make
+        status = cast("AgentStatus", self._status.made)
+        return lambda: MetricsPort(self._parts, self._health, status, self.answers)
 
     def _privilege_back(self, problem: Problem) -> None:
         self._recorder.take_back_on_node(problem, "PrivilegeRestored", f"kroute has it again: {problem.subject}.")
 
     async def _announce_start(self) -> None:
-        await self._controllers.live()
-        services = len(self._broadcaster.services)
+        controllers = self._parts.controllers
+        await controllers.live()
+        services = len(self._parts.broadcaster.services)
         self._recorder.announce("Started", f"kroute {__version__} serves {services} Services on this node.")
-        if self._controllers.taken_over:
-            log.info("predecessor.adopted", virtual_servers=self._controllers.taken_over)
+        if controllers.taken_over:
+            log.info("predecessor.adopted", virtual_servers=controllers.taken_over)
             self._recorder.announce(
                 "TookOver",
-                f"{self._controllers.taken_over} virtual servers that another proxy had made were adopted in place: "
+                f"{controllers.taken_over} virtual servers that another proxy had made were adopted in place: "
                 "their connections go on.",
             )
 

@@ -1,6 +1,7 @@
 """All counters of the agent, in one answer on its socket."""
 
 import gc
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import msgspec
 from kroute.broadcaster import QueueStatistics
 from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
+from kroute.standard_error import dropped_lines
 from kroute.telemetry.changes import LatencyStatistics, Measurement
 from kroute.telemetry.loop_watch import LoopStatistics, Round
 from kroute.watchers.kubernetes.requests import ApiUse, RequestSeries
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 QUESTION = "statistics"
 NEWEST_QUESTION = "newest-measurements"
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_STARTED = time.time()
 
 
 class MemoryStatistics(msgspec.Struct):
@@ -117,6 +122,22 @@ def watch_statistics(reflector: "Reflector") -> WatchStatistics:
         malformed=reflector.malformed,
         resource_version=reflector.resource_version,
     )
+
+
+class ProcessFigures(msgspec.Struct):
+    """Bytes of mapped memory, open file descriptors, the Unix time of the start, and dropped log lines."""
+
+    virtual_bytes: int
+    open_descriptors: int
+    started: float
+    dropped_lines: int
+
+
+def process_figures() -> ProcessFigures:
+    """This process's figures that are not in its statistics (proc(5)), as in Prometheus' client libraries."""
+    mapped_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    return ProcessFigures(mapped_pages * _PAGE, descriptors, _STARTED, dropped_lines())
 
 
 def memory(status: Path = Path("/proc/self/status")) -> MemoryStatistics:

@@ -1,29 +1,30 @@
 """The status page, as JSON: the node with its Services, searched, filtered and sorted; and one Service in full."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from kroute.broadcaster import Broadcaster
+from kroute import logs
 from kroute.comparison.virtual_servers import Condition
 from kroute.inspect import snapshot, status_problems
-from kroute.inspect.figures import Figures, IpvsReader, Rates
+from kroute.inspect.figures import Figures, Rates
 from kroute.inspect.snapshot import VirtualServerRow
 from kroute.inspect.status import Status, StatusProblem
+from kroute.kernel.clients import IpvsReader
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey, VirtualServerState
 from kroute.model.document import View
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan, Vip
-from kroute.planning.catalog import Catalog
 from kroute.planning.endpoint_reasons import FrontendView
-from kroute.recent_events import RecentEvent, RecentEvents
+from kroute.recent_events import RecentEvent
 from kroute.reconcile.batches import in_turns, sliced
-from kroute.reconcile.pass_status import ControllerStatistics
+from kroute.telemetry.agent_parts import AgentParts
+from kroute.telemetry.agent_status import AgentStatus
 from kroute.telemetry.health import Health, HealthEndpoint, ProbeAnswer
-from kroute.telemetry.kernel_reader import KernelReader, RateMeter
+from kroute.telemetry.kernel_reader import RateMeter
 
 SHORTEST_REFRESH = 5.0
 MOST_ENDPOINTS = 500
@@ -204,30 +205,13 @@ class ServiceInFull(View):
 
 
 class StatusPage:
-    """Builds the page. Its size does not depend on how many Services there are. `node_status` is what is wrong."""
+    """Builds the page. Its size does not depend on how many Services there are."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        broadcaster: Broadcaster,
-        controllers: Callable[[], Mapping[str, ControllerStatistics]],
-        health: Health,
-        kernel: KernelReader,
-        recent: RecentEvents,
-        node_status: Callable[[], Awaitable[Status]],
-    ) -> None:
-        self._catalog = catalog
-        self._broadcaster = broadcaster
-        self._controllers = controllers
+    def __init__(self, parts: AgentParts, health: Health, status: AgentStatus) -> None:
+        self._parts = parts
         self._health = health
-        self._recent = recent
-        self._node_status = node_status
-        self.use(kernel)
-
-    def use(self, kernel: KernelReader) -> None:
-        """Read by this reader from now on."""
-        self._kernel = kernel
-        self._meter = RateMeter(kernel)
+        self._status = status
+        self._meter = RateMeter(status.kernel)
 
     async def content(self, question: Question) -> Content:
         """The page. If the kernel cannot be read, virtual servers are shown as missing, and a problem says why."""
@@ -237,30 +221,30 @@ class StatusPage:
             figures = {}
         return Content(
             health=self._health.look(HealthEndpoint.HEALTHZ),
-            status=await self._node_status(),
+            status=await self._status.status(),
             rates=self._meter.total,
-            services=await services_page(self._broadcaster.services, figures, self._meter.rates_of, question),
+            services=await services_page(self._parts.broadcaster.services, figures, self._meter.rates_of, question),
             controllers=self._controller_rows(),
-            changes=list(self._recent.newest_first),
+            changes=list(logs.RECENT.newest_first),
             refresh_after=self._refresh_after,
         )
 
     async def service(self, name: str) -> ServiceInFull | None:
         """One Service, `NAMESPACE/NAME`; None if no Service of that name is planned."""
         key = ObjectKey.parse(name)
-        plan = self._broadcaster.services.get(key)
+        plan = self._parts.broadcaster.services.get(key)
         if plan is None:
             return None
         unreadable = ""
         table: Mapping[VirtualServerKey, VirtualServerState] = {}
         traffic: Mapping[VirtualServerKey, Traffic] = {}
         try:
-            table, traffic = await self._kernel.read(lambda ipvs: _state_and_traffic(plan, ipvs))
+            table, traffic = await self._status.kernel.read(lambda ipvs: _state_and_traffic(plan, ipvs))
         except KernelError as error:
             unreadable = str(error)
         shown = snapshot.of_agent([plan], table)
         shown.add_traffic(traffic)
-        view = await in_turns(self._catalog.explaining(key))
+        view = await in_turns(self._parts.catalog.explaining(key))
         frontends, omitted = _bounded(view.frontends if view is not None else [])
         return ServiceInFull(
             service=str(key),
@@ -276,10 +260,10 @@ class StatusPage:
 
     @property
     def _refresh_after(self) -> float:
-        return max(SHORTEST_REFRESH, self._kernel.worth)
+        return max(SHORTEST_REFRESH, self._status.kernel.worth)
 
     def _controller_rows(self) -> list[ControllerRow]:
-        queues = {queue.subscriber: queue for queue in self._broadcaster.statistics()}
+        queues = {queue.subscriber: queue for queue in self._parts.broadcaster.statistics()}
         return [
             ControllerRow(
                 name=name,
@@ -291,7 +275,7 @@ class StatusPage:
                 waiting=each.waiting,
                 last_resync=each.last_resync,
             )
-            for name, each in self._controllers().items()
+            for name, each in self._parts.controllers.statistics().items()
         ]
 
 

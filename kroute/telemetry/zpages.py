@@ -15,7 +15,7 @@ import msgspec
 from kroute import __version__
 from kroute.settings import Settings
 from kroute.settings.text import as_flags, without_password
-from kroute.telemetry.metrics.process import process_figures
+from kroute.telemetry.statistics import process_figures
 
 CONFIGURATION = "kroute.io"
 """The key of `/configz`. In kube-proxy it is the API group of the configuration; kroute's has no group."""

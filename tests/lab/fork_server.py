@@ -31,7 +31,7 @@ _PRELOADED = (
     *(f"kroute.cli.{entry.module or name}" for name, entry in COMMANDS.items()),
     "kroute.watchers.kubernetes.api",
     "kroute.watchers.kubernetes.watcher",
-    "kroute.telemetry.health_server",
+    "kroute.telemetry.health",
     "kroute.telemetry.metrics_port",
     "kroute.firewall.nftables.firewall",
     "kroute.firewall.iptables.firewall",

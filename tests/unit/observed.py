@@ -14,9 +14,9 @@ from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.planning.catalog import Catalog
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.settings import ListenAddress
+from kroute.telemetry.agent_parts import AgentParts
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
-from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
 from kroute.telemetry.statistics import Statistics, WatchStatistics, statistics
@@ -114,6 +114,7 @@ class Observed:
         }
         self.requests = RequestStatistics()
         self.changes = ChangeObserver(self.settings.node_name)
+        self.faults: list[str] = []
         self.created: list[dict[str, object]] = []
         self.recorder = EventRecorder(self.settings.node_name, lambda _: "", self)
         self.catalog = Catalog(self.settings, facts(name=self.settings.node_name))
@@ -125,21 +126,18 @@ class Observed:
             traces=_no_traces,
         )
         self.ownership.is_ours.set()
-        self.observation = Observation(
-            self.settings,
-            self.broadcaster,
-            self.workers,
-            self.recorder,
-            self.changes,
-            self.statistics,
-            self.catalog,
+        parts = AgentParts(
+            settings=self.settings,
+            catalog=self.catalog,
+            broadcaster=self.broadcaster,
+            controllers=self.workers,
+            changes=self.changes,
+            statistics=self.statistics,
             ownership=self.ownership,
+            faults=lambda: self.faults,
+            open_ipvs=lambda: self.kernel,
         )
-        self.use_readings(
-            KernelReader(
-                lambda: list(self.broadcaster.services.values()), self.settings.metrics_services, lambda: self.kernel
-            )
-        )
+        self.observation = Observation(parts, self.recorder)
 
     def statistics(self) -> Statistics:
         return statistics(
@@ -151,14 +149,6 @@ class Observed:
             self.changes.statistics(),
             ApiUse("https://admin:SECRET@192.0.2.1:6443", 0, self.requests.series()),
         )
-
-    def use_readings(self, readings: KernelReader) -> None:
-        """Read from this kernel instead of the real one."""
-        status = self.observation._agent
-        status.made = status.made or self.observation._load_status()()
-        status.made.kernel = readings
-        if (port := self.observation._port.made) is not None:
-            port.page.use(readings)
 
     async def create(self, _path: str, body: Mapping[str, object]) -> None:
         """Keep an Event."""

@@ -42,7 +42,6 @@ MANY_ATTRIBUTES: dict[str, int] = {
     "reconcile: Controller": 13,
     "reconcile: Ledger": 17,
     "telemetry: ChangeObserver": 14,
-    "telemetry: Observation": 15,
     "watchers: HttpClient": 14,
     "watchers: Reflector": 21,
 }
@@ -53,9 +52,6 @@ MANY_ARGUMENTS: dict[str, int] = {
     "director: DirectRouting": 11,
     "director: Director": 13,
     "director: Election": 10,
-    "telemetry: AgentStatus": 9,
-    "telemetry: MetricsPort": 10,
-    "telemetry: Observation": 9,
 }
 LONG_FUNCTIONS: dict[str, int] = {
     "cli: director_settings": 48,

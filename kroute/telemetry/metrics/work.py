@@ -4,197 +4,104 @@ from collections.abc import Callable
 
 from kroute.checks.running_proxies import Sign
 from kroute.histogram import Histogram
+from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry import changes, loop_watch
-from kroute.telemetry.metrics.exposition import Metric, Samples
-from kroute.telemetry.metrics.kube_proxy import Row
-from kroute.telemetry.metrics.scrape import Scrape
+from kroute.telemetry.metrics.scrape import Row, Scrape, Series, by, counter, gauge, histogram, one
 from kroute.telemetry.statistics import WatchStatistics
 
-_CONTROLLER = ("controller",)
-_KIND = ("kind",)
-_PROXY = ("proxy",)
-_CLIENT = ("client",)
+_CONTROLLER = "controller"
 
 
-def _of_controllers(field: Callable[[ControllerStatistics], float]) -> Callable[[Scrape], Samples]:
-    return lambda scrape: [((name,), field(each)) for name, each in scrape.statistics.controllers.items()]
+def _by_controller(field: Callable[[ControllerStatistics], float]) -> Series:
+    return by(_CONTROLLER, lambda now: ((name, field(counts)) for name, counts in now.statistics.controllers.items()))
 
 
-def _of_proxy(sign: Sign | None) -> Samples:
-    return [((sign.proxy,), 1)] if sign is not None else []
+def _by_kind(field: Callable[[WatchStatistics], float]) -> Series:
+    return by("kind", lambda now: ((kind, field(counts)) for kind, counts in now.statistics.watches.items()))
 
 
-def _of_watches(field: Callable[[WatchStatistics], float]) -> Callable[[Scrape], Samples]:
-    return lambda scrape: [((kind,), field(each)) for kind, each in scrape.statistics.watches.items()]
+def _by_client(field: Callable[[NetlinkStatistics], float]) -> Series:
+    return by("client", lambda now: ((name, field(counts)) for name, counts in now.statistics.sockets.items()))
 
 
-def _loop(scrape: Scrape) -> Samples:
-    loop = scrape.statistics.loop
-    return [((), Histogram.of_counts(loop_watch.BOUNDS, loop.buckets, loop.busy))]
+def _by_proxy(sign: Callable[[Scrape], Sign | None]) -> Series:
+    return by("proxy", lambda now: [(found.proxy, 1)] if (found := sign(now)) is not None else [])
 
 
-def _latency(scrape: Scrape) -> Samples:
-    found = scrape.statistics.latency
-    return [((), Histogram.of_counts(changes.LATENCY_BOUNDS, found.buckets, found.total))]
+def _loop(now: Scrape) -> Histogram:
+    loop = now.statistics.loop
+    return Histogram.of_counts(loop_watch.BOUNDS, loop.buckets, loop.busy)
 
 
-WORK_ROWS: tuple[Row, ...] = (
-    (
-        Metric("kroute_waiting_for_proxy", "gauge", "1 while kroute waits until this service proxy ends.", _PROXY),
-        lambda it: _of_proxy(it.waits_for),
-    ),
-    (
-        Metric("kroute_rival_proxy", "gauge", "1 while this service proxy is at work on kroute's node.", _PROXY),
-        lambda it: _of_proxy(it.rival),
-    ),
-    (
-        Metric("kroute_queue_depth", "gauge", "Plans that wait for a controller.", _CONTROLLER),
-        lambda it: [((queue.subscriber,), queue.depth) for queue in it.statistics.queues],
-    ),
-    (
-        Metric("kroute_queue_lag_seconds", "gauge", "For how long the oldest of them has waited.", _CONTROLLER),
-        lambda it: [((queue.subscriber,), queue.lag) for queue in it.statistics.queues],
-    ),
-    (
-        Metric(
-            "kroute_pass_duration_seconds",
-            "histogram",
-            "How long the passes of a controller took that wrote something or resynced.",
-            _CONTROLLER,
-        ),
-        lambda it: [((name,), durations) for name, durations in it.passes.items()],
-    ),
-    (
-        Metric("kroute_writes_total", "counter", "Changes that the kernel has accepted.", _CONTROLLER),
-        _of_controllers(lambda it: it.writes),
-    ),
-    (
-        Metric(
-            "kroute_repairs_total", "counter", "What another program had changed and kroute has repaired.", _CONTROLLER
-        ),
-        _of_controllers(lambda it: it.repairs),
-    ),
-    (
-        Metric("kroute_failures_total", "counter", "Changes that were refused, and passes that failed.", _CONTROLLER),
-        _of_controllers(lambda it: it.failures),
-    ),
-    (
-        Metric("kroute_denials_total", "counter", "Passes that failed because a privilege is missing.", _CONTROLLER),
-        _of_controllers(lambda it: it.denied),
-    ),
-    (
-        Metric("kroute_retries_waiting", "gauge", "Objects that were refused and will be tried again.", _CONTROLLER),
-        _of_controllers(lambda it: it.waiting),
-    ),
-    (
-        Metric("kroute_failing_seconds", "gauge", "For how long every pass has failed; 0 when it works.", _CONTROLLER),
-        _of_controllers(lambda it: it.failing_for),
-    ),
-    (
-        Metric("kroute_last_audit_timestamp_seconds", "gauge", "The Unix time of the last resync.", _CONTROLLER),
-        _of_controllers(lambda it: it.last_resync),
-    ),
-    (
-        Metric(
-            "kroute_last_look_timestamp_seconds",
-            "gauge",
-            "The Unix time of the last look or resync.",
-            _CONTROLLER,
-        ),
-        _of_controllers(lambda it: it.last_look),
-    ),
-    (
-        Metric("kroute_resyncs_total", "counter", "Comparisons of all of the kernel's state.", _CONTROLLER),
-        _of_controllers(lambda it: it.resyncs),
-    ),
-    (
-        Metric("kroute_looks_total", "counter", "Looks that found no reason for a resync.", _CONTROLLER),
-        _of_controllers(lambda it: it.looks),
-    ),
-    (
-        Metric(
-            "kroute_programming_duration_seconds",
-            "histogram",
-            "From reading a change to its Service's being as it should be in the kernel.",
-        ),
-        _latency,
-    ),
-    (
-        Metric("kroute_programming_waiting", "gauge", "Services whose changes are on their way to the kernel."),
-        lambda it: [((), it.statistics.latency.waiting)],
-    ),
-    (
-        Metric("kroute_programming_oldest_seconds", "gauge", "For how long the first of them has been on its way."),
-        lambda it: [((), it.statistics.latency.oldest)],
-    ),
-    (
-        Metric(
-            "kroute_loop_round_duration_seconds",
-            "histogram",
-            "Rounds of the event loop: while one lasts, nothing else happens.",
-        ),
-        _loop,
-    ),
-    (
-        Metric("kroute_loop_longest_round_seconds", "gauge", "The longest round so far; 0 below ten milliseconds."),
-        lambda it: [((), it.statistics.loop.longest)],
-    ),
-    (
-        Metric("kroute_loop_longest_round_cpu_seconds", "gauge", "The most processor time that one of them took."),
-        lambda it: [((), it.statistics.loop.longest_cpu)],
-    ),
-    (
-        Metric("kroute_log_lines_dropped_total", "counter", "Log lines that were dropped because nobody read them."),
-        lambda it: [((), it.process.dropped_lines)],
-    ),
-    (
-        Metric("kroute_netlink_messages_total", "counter", "Messages sent to the kernel.", _CLIENT),
-        lambda it: [((name,), each.messages) for name, each in it.statistics.sockets.items()],
-    ),
-    (
-        Metric("kroute_netlink_bytes_total", "counter", "Bytes sent to the kernel.", _CLIENT),
-        lambda it: [((name,), each.bytes) for name, each in it.statistics.sockets.items()],
-    ),
-    (
-        Metric("kroute_netlink_sends_total", "counter", "System calls that sent them.", _CLIENT),
-        lambda it: [((name,), each.sends) for name, each in it.statistics.sockets.items()],
-    ),
+def _latency(now: Scrape) -> Histogram:
+    found = now.statistics.latency
+    return Histogram.of_counts(changes.LATENCY_BOUNDS, found.buckets, found.total)
+
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    gauge("kroute_waiting_for_proxy", "1 while kroute waits until this service proxy ends.",
+          _by_proxy(lambda now: now.parts.ownership.waits_for)),
+    gauge("kroute_rival_proxy", "1 while this service proxy is at work on kroute's node.",
+          _by_proxy(lambda now: now.parts.ownership.rival)),
+    gauge("kroute_queue_depth", "Plans that wait for a controller.",
+          by(_CONTROLLER, lambda now: ((queue.subscriber, queue.depth) for queue in now.statistics.queues))),
+    gauge("kroute_queue_lag_seconds", "For how long the oldest of them has waited.",
+          by(_CONTROLLER, lambda now: ((queue.subscriber, queue.lag) for queue in now.statistics.queues))),
+    histogram("kroute_pass_duration_seconds",
+              "How long the passes of a controller took that wrote something or resynced.",
+              by(_CONTROLLER, lambda now: now.parts.controllers.passes().items())),
+    counter("kroute_writes_total", "Changes that the kernel has accepted.",
+            _by_controller(lambda counts: counts.writes)),
+    counter("kroute_repairs_total", "What another program had changed and kroute has repaired.",
+            _by_controller(lambda counts: counts.repairs)),
+    counter("kroute_failures_total", "Changes that were refused, and passes that failed.",
+            _by_controller(lambda counts: counts.failures)),
+    counter("kroute_denials_total", "Passes that failed because a privilege is missing.",
+            _by_controller(lambda counts: counts.denied)),
+    gauge("kroute_retries_waiting", "Objects that were refused and will be tried again.",
+          _by_controller(lambda counts: counts.waiting)),
+    gauge("kroute_failing_seconds", "For how long every pass has failed; 0 when it works.",
+          _by_controller(lambda counts: counts.failing_for)),
+    gauge("kroute_last_audit_timestamp_seconds", "The Unix time of the last resync.",
+          _by_controller(lambda counts: counts.last_resync)),
+    gauge("kroute_last_look_timestamp_seconds", "The Unix time of the last look or resync.",
+          _by_controller(lambda counts: counts.last_look)),
+    counter("kroute_resyncs_total", "Comparisons of all of the kernel's state.",
+            _by_controller(lambda counts: counts.resyncs)),
+    counter("kroute_looks_total", "Looks that found no reason for a resync.",
+            _by_controller(lambda counts: counts.looks)),
+    histogram("kroute_programming_duration_seconds",
+              "From reading a change to its Service's being as it should be in the kernel.", one(_latency)),
+    gauge("kroute_programming_waiting", "Services whose changes are on their way to the kernel.",
+          one(lambda now: now.statistics.latency.waiting)),
+    gauge("kroute_programming_oldest_seconds", "For how long the first of them has been on its way.",
+          one(lambda now: now.statistics.latency.oldest)),
+    histogram("kroute_loop_round_duration_seconds",
+              "Rounds of the event loop: while one lasts, nothing else happens.", one(_loop)),
+    gauge("kroute_loop_longest_round_seconds", "The longest round so far; 0 below ten milliseconds.",
+          one(lambda now: now.statistics.loop.longest)),
+    gauge("kroute_loop_longest_round_cpu_seconds", "The most processor time that one of them took.",
+          one(lambda now: now.statistics.loop.longest_cpu)),
+    counter("kroute_log_lines_dropped_total", "Log lines that were dropped because nobody read them.",
+            one(lambda now: now.process.dropped_lines)),
+    counter("kroute_netlink_messages_total", "Messages sent to the kernel.",
+            _by_client(lambda counts: counts.messages)),
+    counter("kroute_netlink_bytes_total", "Bytes sent to the kernel.", _by_client(lambda counts: counts.bytes)),
+    counter("kroute_netlink_sends_total", "System calls that sent them.", _by_client(lambda counts: counts.sends)),
+    gauge("kroute_reflector_objects", "Objects that are known from the API server.",
+          _by_kind(lambda counts: counts.objects)),
+    counter("kroute_reflector_lists_total", "Requests that listed objects.", _by_kind(lambda counts: counts.lists)),
+    counter("kroute_reflector_watches_total", "Watches that were begun.", _by_kind(lambda counts: counts.watches)),
+    counter("kroute_reflector_events_total", "Events that watches brought.", _by_kind(lambda counts: counts.events)),
+    counter("kroute_reflector_failures_total", "Lists and watches that failed.",
+            _by_kind(lambda counts: counts.failures)),
+    counter("kroute_reflector_denials_total", "Failures because a permission is missing.",
+            _by_kind(lambda counts: counts.denied)),
+    counter("kroute_reflector_malformed_total", "Objects that could not be read.",
+            _by_kind(lambda counts: counts.malformed)),
+    counter("kroute_api_failovers_total", "Times that another API server of --master was used instead.",
+            one(lambda now: now.statistics.api_failovers)),
 )
-
-API_ROWS: tuple[Row, ...] = (
-    (
-        Metric("kroute_reflector_objects", "gauge", "Objects that are known from the API server.", _KIND),
-        _of_watches(lambda it: it.objects),
-    ),
-    (
-        Metric("kroute_reflector_lists_total", "counter", "Requests that listed objects.", _KIND),
-        _of_watches(lambda it: it.lists),
-    ),
-    (
-        Metric("kroute_reflector_watches_total", "counter", "Watches that were begun.", _KIND),
-        _of_watches(lambda it: it.watches),
-    ),
-    (
-        Metric("kroute_reflector_events_total", "counter", "Events that watches brought.", _KIND),
-        _of_watches(lambda it: it.events),
-    ),
-    (
-        Metric("kroute_reflector_failures_total", "counter", "Lists and watches that failed.", _KIND),
-        _of_watches(lambda it: it.failures),
-    ),
-    (
-        Metric("kroute_reflector_denials_total", "counter", "Failures because a permission is missing.", _KIND),
-        _of_watches(lambda it: it.denied),
-    ),
-    (
-        Metric("kroute_reflector_malformed_total", "counter", "Objects that could not be read.", _KIND),
-        _of_watches(lambda it: it.malformed),
-    ),
-    (
-        Metric("kroute_api_failovers_total", "counter", "Times that another API server of --master was used instead."),
-        lambda it: [((), it.statistics.api_failovers)],
-    ),
-)
-
-ROWS = (*WORK_ROWS, *API_ROWS)
+# fmt: on

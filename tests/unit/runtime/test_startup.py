@@ -14,10 +14,10 @@ from kroute.runtime.gc_tuning import GcTuning
 UNUSED = (
     *("typing_extensions", "hashlib", "email", "multiprocessing", "attr", "encodings.idna", "unicodedata"),
     *("rich", "pygments", "iptc"),
-    *("kroute.cleanup", "kroute.director", "kroute.telemetry.metrics.families", "kroute.telemetry.status_page"),
+    *("kroute.cleanup", "kroute.director", "kroute.telemetry.metrics_port", "kroute.telemetry.status_page"),
     *("kroute.firewall.iptables.firewall", "kroute.firewall.nftables.firewall", "kroute.kernel.iptables.xtables"),
     *("kroute.inspect.explain", "kroute.inspect.dry_run", "kroute.inspect.answers", "kroute.inspect.status"),
-    *("kroute.telemetry.answers.agent_status", "kroute.telemetry.kernel_reader", "kroute.watchers.manifests.watcher"),
+    *("kroute.telemetry.agent_status", "kroute.telemetry.kernel_reader", "kroute.watchers.manifests.watcher"),
     *("kroute.migration.flags", "kroute.migration.kube_proxy_configuration"),
     *("kroute.http.probes", "kroute.model.probes", "kroute.controllers.ipvs.confirmations"),
     *("kroute.controllers.direct_return", "kroute.kernel.pods", "kroute.kernel.net.steering"),

@@ -24,7 +24,8 @@ from kroute.model.plan import (
     VirtualServer,
     VirtualServerKey,
 )
-from kroute.telemetry.metrics import families
+from kroute.telemetry.metrics import exposition
+from kroute.telemetry.metrics_port import ROWS
 from tests.builders import facts, service
 from tests.unit.observed import Observed
 
@@ -39,7 +40,7 @@ WEB = ServicePlan(
 )
 FAMILIES = (("IPv4",), ("IPv6",))
 HOST = "192.0.2.1:6443"
-SAID_OF_EVERY_AGENT = {metric.name: metric for metric, _ in families.ROWS}
+SAID_OF_EVERY_AGENT = {metric.name: metric for metric, _ in ROWS}
 
 Series = dict[tuple[str, ...], float]
 
@@ -47,7 +48,8 @@ Series = dict[tuple[str, ...], float]
 async def scraped(agent: Observed) -> dict[str, Series]:
     """Return every sample's value, by name and then by its labels' values in the order of the labels' names."""
     port = await agent.observation.metrics_port()
-    text = b"".join([part async for part in families.write(port.scrape)]).decode()
+    now = await port.scrape()
+    text = b"".join([part async for part in exposition.write((metric, of(now)) for metric, of in ROWS)]).decode()
     found: dict[str, Series] = {}
     for family in text_string_to_metric_families(text):
         for it in family.samples:
@@ -176,8 +178,7 @@ def test_the_page_of_the_documentation_is_the_table() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
     assert rows == [
-        (metric.name, metric.kind, " ".join(f"`{label}`" for label in metric.labels), metric.help)
-        for metric, _ in families.ROWS
+        (metric.name, metric.kind, " ".join(f"`{label}`" for label in metric.labels), metric.help) for metric, _ in ROWS
     ]
 
 

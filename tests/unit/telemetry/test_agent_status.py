@@ -93,7 +93,7 @@ async def test_problems_of_services_come_last_and_are_warnings(agent: Observed) 
 
 
 async def test_a_manifest_that_cannot_be_read_is_a_problem(agent: Observed) -> None:
-    (await agent.observation._agent.get())._faults = lambda: ["/manifests/a.yaml: an object without a kind"]
+    agent.faults.append("/manifests/a.yaml: an object without a kind")
     [problem] = (await status(agent)).problems
     assert (problem.severity, problem.reason) == ("WARNING", "ManifestFaulty")
     assert problem.message == "/manifests/a.yaml: an object without a kind"

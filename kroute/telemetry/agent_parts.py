@@ -1,0 +1,34 @@
+"""The parts of a running agent that it is observed by."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import msgspec
+
+from kroute.broadcaster import Broadcaster
+from kroute.checks.ownership import Ownership
+from kroute.controllers.node_controllers import NodeControllers
+from kroute.kernel.clients import IpvsReader
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.planning.catalog import Catalog
+from kroute.settings import Settings
+from kroute.telemetry.changes import ChangeObserver
+from kroute.telemetry.statistics import Statistics
+
+
+class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What telemetry reads.
+
+    `changes` follows changes, `statistics` gives the current counts, `faults` what of the source cannot be read.
+    `open_ipvs` opens the kernel's table.
+    """
+
+    settings: Settings
+    catalog: Catalog
+    broadcaster: Broadcaster
+    controllers: NodeControllers
+    changes: ChangeObserver
+    statistics: Callable[[], Statistics]
+    ownership: Ownership
+    faults: Callable[[], list[str]] = list
+    open_ipvs: Callable[[], AbstractAsyncContextManager[IpvsReader]] = Ipvs

@@ -1,1 +1,0 @@
-"""Answers on the agent's socket for which the counts of telemetry are needed."""
