@@ -69,6 +69,50 @@ class _Silence:
             self.meant = proxy
 
 
+class _Cluster:
+    """Asks the cluster which other proxies are meant for this node. Without an API server it does not tell."""
+
+    def __init__(self, api: "Reader | None", node_name: str, clock: Callable[[], float]) -> None:
+        self.last: Mapping[str, str] | None = None
+        """The last answer there was."""
+        self.tells = False
+        """Whether there was one to the last question."""
+        self._api = api
+        self._node_name = node_name
+        self._clock = clock
+        self._asked_at = -math.inf
+        self._complaint = ""
+
+    async def ask(self, pause: float) -> Mapping[str, str] | None:
+        """What the cluster says, or said in the last `pause` seconds; None if it does not tell."""
+        if self._api is not None and self._clock() - self._asked_at >= pause:
+            self._asked_at, self.tells = self._clock(), False
+            question = partial(_proxies_of_node, self._api, self._node_name)
+            try:
+                self.last = await retry_when_exhausted("asking the cluster for other proxies", question)
+                self.tells, self._complaint = True, ""
+            except ApiError as error:
+                if (complaint := str(error)) != self._complaint:
+                    self._complaint = complaint
+                    log.warning("other_proxies.unknown", error=complaint, next_step="silence alone counts meanwhile")
+        return self.last if self.tells else None
+
+
+class _Traces:
+    """The proxies of which something is in the kernel, or was when it could be read."""
+
+    def __init__(self, read: Traces) -> None:
+        self._read = read
+        self._seen: frozenset[str] = frozenset()
+
+    async def now(self) -> frozenset[str]:
+        try:
+            self._seen = frozenset(await retry_when_exhausted("looking for other proxies' rules", self._read))
+        except KernelError as error:
+            log.warning("other_proxies.unreadable", error=str(error))
+        return self._seen
+
+
 class Ownership:
     """Follows the other proxies of one node.
 
@@ -98,17 +142,11 @@ class Ownership:
         self._settings = settings
         self._report = report
         self._take_back = take_back
-        self._api = api
-        self._traces = traces
+        self._cluster = _Cluster(api, settings.node_name, clock)
+        self._traces = _Traces(traces)
         self._look = look
         self._clock = clock
-        self._cluster: Mapping[str, str] | None = None
-        self._said: Mapping[str, str] | None = None
-        self._asked_at = -math.inf
-        self._meant_rival = ""
-        self._seen_traces: frozenset[str] = frozenset()
         self._unfinished: frozenset[str] = frozenset()
-        self._complaint = ""
 
     @property
     def waiting_text(self) -> str:
@@ -139,30 +177,25 @@ class Ownership:
         """
         if self._settings.other_proxies != WAIT:
             return
-        known = await self._traces_now() - self._unfinished
+        known = await self._traces.now() - self._unfinished
+        meant = ""  # the rival that the cluster has wanted here
         while True:
             await asyncio.sleep(SERVING_LOOK)
             sign = next(iter(await self._signs(processes=None)), None)  # to read all of them takes milliseconds
             is_silent = sign is None
-            traces = await self._traces_now()
+            traces = await self._traces.now()
             known &= traces
             fresh = traces - known
             if is_silent and fresh:
                 sign = Sign(min(fresh), "it has written rules or sets")
-            if sign is not None and await self._has_ended(sign.proxy) and is_silent:
-                self._meant_rival = ""
-                remove(fresh)
+            cluster = await self._cluster.ask(ASK_AGAIN) if sign is not None else None
+            if sign is not None and cluster is not None:
+                if sign.proxy in cluster:
+                    meant = sign.proxy
+                elif sign.proxy == meant and is_silent:
+                    meant = ""
+                    remove(fresh)
             self._rival_is(sign, restrain)
-
-    async def _has_ended(self, proxy: str) -> bool:
-        """Whether the cluster has wanted a rival here, and does not want it any more."""
-        was_meant = self._meant_rival == proxy
-        cluster = await self._ask(ASK_AGAIN)
-        if cluster is None:
-            return False
-        if proxy in cluster:
-            self._meant_rival = proxy
-        return was_meant and proxy not in cluster
 
     def _rival_is(self, sign: Sign | None, restrain: Callable[[bool], None]) -> None:
         before, self.rival = self.rival, sign
@@ -181,17 +214,14 @@ class Ownership:
         while True:
             sign = next(iter(await self._signs()), None)
             if sign is not None:
-                cluster = await self._ask(ASK_RARELY if self._said is not None else ASK_AGAIN)
+                cluster = await self._cluster.ask(ASK_RARELY if self._cluster.tells else ASK_AGAIN)
                 silence.broken_by(sign.proxy, is_meant=cluster is not None and sign.proxy in cluster)
             else:
                 sign = await self._not_ended(silence)
             if sign is None:
-                adopts = frozenset(OTHER_PROXIES.keys() & (silence.seen | await self._traces_now()))
-                sign = (
-                    await retry_when_exhausted("looking at what is left", partial(hindrance, adopts))
-                    if adopts
-                    else None
-                )
+                adopts = frozenset(OTHER_PROXIES.keys() & (silence.seen | await self._traces.now()))
+                if adopts:
+                    sign = await retry_when_exhausted("looking at what is left", partial(hindrance, adopts))
             self._waits(sign)
             if sign is None:
                 return adopts
@@ -201,7 +231,7 @@ class Ownership:
         """Why no sign of life does not mean that a proxy has ended for good; None if all have."""
         now = self._clock()
         since = silence.since = now if silence.since is None else silence.since
-        cluster = await self._ask(ASK_AGAIN if since < now else 0)
+        cluster = await self._cluster.ask(ASK_AGAIN if since < now else 0)
         if cluster:
             proxy, why = next(iter(cluster.items()))
             silence.meant = proxy
@@ -209,7 +239,7 @@ class Ownership:
         if silence.meant:
             unknown = "it is silent, and the API server does not say whether it is to come back"
             return Sign(silence.meant, unknown) if cluster is None else None
-        silent = silence.seen | await self._traces_now()
+        silent = silence.seen | await self._traces.now()
         rest = self._settings.take_over_after - (now - since)
         if silent and rest > 0:
             return Sign(", ".join(sorted(silent)), f"it is silent, and counts as ended in {rest:.0f} s")
@@ -229,42 +259,15 @@ class Ownership:
         found = await retry_when_exhausted(
             "looking for other service proxies", lambda: self._look(ours=self.held_ports, **where)
         )
-        doubtful = [sign for sign in found if not sign.is_proof]
-        if doubtful:
-            await self._ask(ASK_RARELY)
+        if not all(sign.is_proof for sign in found):
+            await self._cluster.ask(ASK_RARELY)
         return [sign for sign in found if sign.is_proof or await self._serves(sign)]
 
     async def _serves(self, sign: Sign) -> bool:
         """Whether a program that may leave Services alone serves them on this node."""
-        if self._cluster is not None:
-            return sign.proxy in self._cluster
-        return sign.proxy == KUBE_ROUTER and KUBE_ROUTER in await self._traces_now()
-
-    async def _ask(self, pause: float) -> Mapping[str, str] | None:
-        """What the cluster says, or said in the last `pause` seconds; None if it does not tell."""
-        if self._api is None:
-            return None
-        if self._clock() - self._asked_at < pause:
-            return self._said
-        self._asked_at, self._said = self._clock(), None
-        ask = partial(_proxies_of_node, self._api, self._settings.node_name)
-        try:
-            self._said = self._cluster = await retry_when_exhausted("asking the cluster for other proxies", ask)
-        except ApiError as error:
-            if (complaint := str(error)) != self._complaint:
-                self._complaint = complaint
-                log.warning("other_proxies.unknown", error=complaint, next_step="silence alone counts meanwhile")
-            return None
-        self._complaint = ""
-        return self._said
-
-    async def _traces_now(self) -> frozenset[str]:
-        """What the kernel has, or had when it could be read."""
-        try:
-            self._seen_traces = frozenset(await retry_when_exhausted("looking for other proxies' rules", self._traces))
-        except KernelError as error:
-            log.warning("other_proxies.unreadable", error=str(error))
-        return self._seen_traces
+        if self._cluster.last is not None:
+            return sign.proxy in self._cluster.last
+        return sign.proxy == KUBE_ROUTER and KUBE_ROUTER in await self._traces.now()
 
 
 async def _proxies_of_node(api: "Reader", node: str) -> dict[str, str]:
