@@ -22,10 +22,9 @@ from kroute.cli.terminal.formats import output_option, show
 from kroute.cli.terminal.output import DIFFERENT, DONE, NO_AGENT, NOT_SERVED, UNKNOWN, complain, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.inspect import agent_socket, planned_state
-from kroute.inspect.explain import Explanation, ExplanationList
+from kroute.inspect.explain import Client, Explanation, ExplanationList, Fate
 from kroute.inspect.explain import explain as explain_packet
 from kroute.inspect.planned_state import PlannedState
-from kroute.inspect.verdicts import Client, Fate
 from kroute.kernel.errors import KernelError
 from kroute.model.addresses import host_port
 from kroute.model.node_facts import node_facts

@@ -17,6 +17,7 @@ import structlog
 
 from kroute.backoff import hindrance, retry_when_exhausted
 from kroute.kernel.errors import KernelError
+from kroute.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -30,12 +31,16 @@ STATUS = "status"
 """The question that `kroute.inspect.status` is about."""
 SHARED = "shared"
 """The question that `kroute.inspect.shared_state` is about."""
+SETTINGS, NAMES = "settings", "names"
+"""The questions for the agent's settings, and for the names of all Services that it knows."""
 UNKNOWN_QUESTION = b'{"error": "unknown question"}'
 """The answer to a question that this version of the agent does not know."""
 ANSWER_TIMEOUT = 30.0
 LOOK_EVERY = 10.0
 """Seconds between two looks whether the socket is still there."""
 _QUESTION_TIMEOUT = 5.0
+_COMPLETION_TIMEOUT = 1.0
+"""Seconds. A shell waits for the names."""
 
 
 class AgentUnreachableError(Exception):
@@ -160,3 +165,25 @@ async def ask_for(state_dir: Path, question: str, read: Callable[[bytes], T]) ->
     except msgspec.DecodeError:
         why = "is of another version than this command" if answer else "could not answer; its log says why"
         raise AgentUnreachableError(f"the agent on {state_dir / NAME} {why}") from None
+
+
+async def ask_settings(state_dir: Path) -> Settings | None:
+    """The settings of the agent of this state directory, or None if no agent answers."""
+    try:
+        answer = await ask(state_dir, SETTINGS)
+        return msgspec.json.decode(answer, type=Settings, dec_hook=lambda kind, text: kind(text))
+    except (AgentUnreachableError, msgspec.DecodeError):
+        return None
+
+
+def ask_names(state_dir: Path) -> list[str]:
+    """The names of the agent's Services as NAMESPACE/NAME, for completion; none if no agent answers soon."""
+
+    async def asked() -> list[str]:
+        async with asyncio.timeout(_COMPLETION_TIMEOUT):
+            return msgspec.json.decode(await ask(state_dir, NAMES), type=list[str])
+
+    try:
+        return asyncio.run(asked())
+    except (AgentUnreachableError, TimeoutError, msgspec.DecodeError):
+        return []

@@ -7,8 +7,8 @@ import msgspec
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.backend import Choice, settled_on
-from kroute.inspect import agent_settings, planned_state, service_names, snapshot, support
-from kroute.inspect.agent_socket import Answer
+from kroute.inspect import planned_state, snapshot, support
+from kroute.inspect.agent_socket import NAMES, SETTINGS, Answer
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.model.document import encode
 from kroute.model.objects import ObjectKey
@@ -34,10 +34,10 @@ class Answers:
         self._broadcaster = broadcaster
         self.by_question: Mapping[str, Answer] = {
             snapshot.QUESTION: self._show,
-            agent_settings.QUESTION: self._answer_settings,
+            SETTINGS: self._answer_settings,
             planned_state.SERVICE: self._answer_service,
             planned_state.FRONTEND: self._answer_frontend,
-            service_names.QUESTION: self._answer_names,
+            NAMES: self._answer_names,
             support.PLANS: self._answer_plans,
             support.OBJECTS: self._answer_objects,
             support.RECENT: support.recent_answer,
@@ -50,16 +50,17 @@ class Answers:
         return encode(shown)
 
     async def _answer_names(self, _about: str) -> bytes:
-        return service_names.encode(self._broadcaster.services)
+        return msgspec.json.encode(sorted(map(str, self._broadcaster.services)))
 
     async def _answer_settings(self, _about: str) -> bytes:
-        given = self._firewall.given
-        return agent_settings.encode(self._settings if given else settled_on(self._settings, AUTO))
+        """The settings contain no secrets, only the names of files that do."""
+        settings = self._settings if self._firewall.given else settled_on(self._settings, AUTO)
+        return msgspec.json.encode(settings, enc_hook=str)
 
     async def _answer_service(self, about: str) -> bytes:
         found = await planned_state.of_service(self._catalog, self._broadcaster, ObjectKey.parse(about))
         if found is not None:
-            found.problems += self._controllers.ejected([it.key for it in found.virtual_servers])
+            found.problems += self._controllers.ejected([server.key for server in found.virtual_servers])
         return msgspec.json.encode(found)
 
     async def _answer_frontend(self, about: str) -> bytes:

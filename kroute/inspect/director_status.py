@@ -5,9 +5,21 @@ from typing import NamedTuple
 
 from kroute import __version__
 from kroute.broadcaster import QueueStatistics
-from kroute.inspect import status_problems
 from kroute.inspect.figures import total_of
-from kroute.inspect.status import Severity, Source, State, Status, StatusProblem, rfc3339, served, with_problems
+from kroute.inspect.status import (
+    Severity,
+    Source,
+    State,
+    Status,
+    StatusProblem,
+    kernel_problems,
+    plan_problems,
+    rfc3339,
+    served,
+    source_problems,
+    with_problems,
+    work_problems,
+)
 from kroute.kernel.ipvs.objects import VirtualServerKey, VirtualServerState
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.pass_status import ControllerStatistics
@@ -55,11 +67,11 @@ def director_status(parts: DirectorParts, table: Mapping[VirtualServerKey, Virtu
     return with_problems(
         found,
         [
-            *status_problems.of_source(source, ()),
-            *status_problems.of_work((), {"director": parts.work}),
-            *status_problems.of_kernel(found_served, "", is_settled=found.is_settled),
+            *source_problems(source, ()),
+            *work_problems((), {"director": parts.work}),
+            *kernel_problems(found_served, "", is_settled=found.is_settled),
             *(_unanswered(each) for each in sorted(parts.failing)),
-            *status_problems.of_plans(parts.plans),
+            *plan_problems(parts.plans),
         ],
     )
 

@@ -1,18 +1,27 @@
-"""Explain what happens to a packet: the plan for its address and port, and the kernel's state."""
+"""Explain what happens to a packet: the plan for its address and port, the kernel's state, and what follows from both.
+
+A verdict is what happens to a client's first packet on this node, in the order of docs/firewall-rules.md. It follows
+from kroute's rules and from the kernel's state.
+"""
 
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from ipaddress import ip_network
 from typing import ClassVar
 
+import msgspec
+
 from kroute.comparison import set_entries, source_routes, vips, virtual_servers
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled
+from kroute.firewall.packets import Packet, Rules, Ruling, SourceChoice
 from kroute.firewall.protocol import Firewall
-from kroute.inspect.applied_state import AppliedState, read_applied_state
+from kroute.firewall.reasons import IN_WORDS
+from kroute.firewall.sets import Sets
 from kroute.inspect.planned_state import PlannedState
 from kroute.inspect.snapshot import RealServerView
-from kroute.inspect.verdicts import Client, Verdict, judge
-from kroute.kernel.net.routes import RouteLookup
-from kroute.kernel.node_kernel import open_kernel
+from kroute.kernel.ipvs.objects import TUNNEL, RealServerKey, VirtualServerState
+from kroute.kernel.net.routes import RouteLookup, Way
+from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.addresses import Family, family_of, host_port
 from kroute.model.document import Document, View
 from kroute.model.node_facts import NodeFacts
@@ -24,6 +33,70 @@ ELSEWHERE = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}
 """Documentation addresses (RFC 5737, RFC 3849), which belong to nobody."""
 SOME_INTERFACE = "(any)"
 """A name that no interface has, for clients whose incoming interface is not known."""
+
+
+class AppliedState(msgspec.Struct):
+    """`bound` are the addresses on the dummy interface. `server` and `route` are None if there is none.
+
+    `is_steered`: direct return delivers packets from elsewhere to this node, though the address is on no link.
+    """
+
+    bound: set[str]
+    sets: Sets
+    server: VirtualServerState | None
+    route: Way | None
+    is_steered: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether packets to the address are for this node."""
+        return self.is_steered or (self.route is not None and self.route.is_local)
+
+    @property
+    def source(self) -> str | None:
+        """The address from which this node's own processes call it, or None."""
+        return self.route.source if self.route is not None else None
+
+    @property
+    def is_tunnelled(self) -> bool:
+        """Whether packets go on unchanged in a tunnel."""
+        return self.server is not None and any(real.method == TUNNEL for real in self.server.real_servers.values())
+
+    @property
+    def serving(self) -> list[RealServerKey]:
+        """The real servers that take new connections."""
+        return sorted(key for key, real in self.server.real_servers.items() if real.weight) if self.server else []
+
+
+class Fate(StrEnum):
+    """The outcome for a new connection."""
+
+    SERVED = "served"
+    REFUSED = "refused"
+    """The client gets a TCP reset or an ICMP error at once."""
+    DROPPED = "dropped"
+    """The client waits until it times out."""
+    HOST = "left to the node"
+    """No Service has it: the node itself answers, if something listens there."""
+    PASSED_ON = "passed on"
+    """Not for this node: routed like any other packet."""
+
+
+class Client(msgspec.Struct, frozen=True, rename="camel"):
+    """A client. Without `interface` it is a process of this node."""
+
+    name: str
+    address: str
+    interface: str
+
+
+class Verdict(msgspec.Struct, frozen=True, rename="camel"):
+    """The outcome of a client's new connection, and why. `masquerade` says which source the real servers see."""
+
+    client: Client
+    fate: Fate
+    why: str
+    masquerade: str
 
 
 class RouteView(View):
@@ -80,7 +153,7 @@ class ExplanationList(Document):
 
     def names(self) -> Iterator[str]:
         """The addresses and ports that were explained."""
-        return (f"{host_port(it.address, it.port)}/{it.protocol}" for it in self.items)
+        return (f"{host_port(item.address, item.port)}/{item.protocol}" for item in self.items)
 
 
 async def explain(
@@ -115,7 +188,8 @@ async def explain(
         route=RouteView(*applied.route) if applied.route is not None else None,
         scheduler=applied.server.options.scheduler if applied.server else "",
         real_servers=[
-            RealServerView(*server, it.weight, it.active, it.inactive) for server, it in sorted(real_servers.items())
+            RealServerView(*server, real.weight, real.active, real.inactive)
+            for server, real in sorted(real_servers.items())
         ],
         verdicts=[judge(key, one, applied, rules) for one in clients],
         differences=differences,
@@ -157,7 +231,7 @@ def _scheduler_reason(planned: PlannedState | None, applied: AppliedState) -> st
 def _frontend(key: VirtualServerKey, planned: PlannedState | None) -> FrontendView | None:
     if planned is None or planned.view is None:
         return None
-    return next((it for it in planned.view.frontends if it.key == key), None)
+    return next((frontend for frontend in planned.view.frontends if frontend.key == key), None)
 
 
 def _differences(key: VirtualServerKey, planned: PlannedState, applied: AppliedState, firewall: Firewall) -> list[str]:
@@ -165,10 +239,16 @@ def _differences(key: VirtualServerKey, planned: PlannedState, applied: AppliedS
 
     Set entries count if they are for this address and port, or for the address alone.
     """
-    desired = next((it for it in planned.virtual_servers if it.key == key), None)
-    vip = next((it for it in planned.vips if it.address == key.address), None)
-    entries = {SetEntry(AddressSet(it.set), it.element) for it in planned.entries if _is_about(key, it.element)}
-    present = {SetEntry(name, it) for name, elements in applied.sets.items() for it in elements if _is_about(key, it)}
+    desired = next((server for server in planned.virtual_servers if server.key == key), None)
+    vip = next((vip for vip in planned.vips if vip.address == key.address), None)
+    about = [entry for entry in planned.entries if _is_about(key, entry.element)]
+    entries = {SetEntry(AddressSet(entry.set), entry.element) for entry in about}
+    present = {
+        SetEntry(name, element)
+        for name, elements in applied.sets.items()
+        for element in elements
+        if _is_about(key, element)
+    }
     return [
         *vips.differences(vip, is_bound=key.address in applied.bound),
         *vips.delivery_differences(key.address, planned.direct_vips, is_steered=applied.is_steered),
@@ -180,3 +260,65 @@ def _differences(key: VirtualServerKey, planned: PlannedState, applied: AppliedS
 
 def _is_about(key: VirtualServerKey, element: Sequence[str | int]) -> bool:
     return tuple(element[:3]) == (key.address, int(key.protocol), key.port) or tuple(element) == (key.address,)
+
+
+async def read_applied_state(
+    interface: str, key: VirtualServerKey, kernel: NodeKernel, firewall: Firewall, lookup: RouteLookup
+) -> AppliedState:
+    """Read the kernel's state. `interface` is the dummy interface's name. Raises KernelError."""
+    route = await lookup.towards(key.address)
+    is_here = route is not None and route.is_local
+    return AppliedState(
+        bound=await kernel.addresses.read(interface),
+        sets=await firewall.read_sets(family_of(key.address)),
+        server=(await kernel.ipvs.read()).get(key),
+        route=route,
+        is_steered=not is_here and key.address in await kernel.tunnels.steered(),
+    )
+
+
+_AGAINST = {Ruling.REFUSED: Fate.REFUSED, Ruling.DROPPED: Fate.DROPPED}
+
+
+def judge(key: VirtualServerKey, client: Client, applied: AppliedState, rules: Rules) -> Verdict:
+    """Trace the client's first packet."""
+    packet = Packet(int(key.protocol), client.address, key.address, key.port, client.interface)
+    fate, why = _fate(packet, applied, rules)
+    comment, *how = why.partition(" (")  # of a refusal, how it is refused is in brackets
+    why = "".join([IN_WORDS.get(comment, comment), *how])
+    masquerade = _masquerade(packet, applied, rules) if fate is Fate.SERVED else ""
+    return Verdict(client, fate, why, masquerade)
+
+
+def _fate(packet: Packet, applied: AppliedState, rules: Rules) -> tuple[Fate, str]:
+    if not applied.is_local:
+        return Fate.PASSED_ON, "the address is not this node's, and no local route leads to it"
+    if applied.route is None and not packet.in_interface:
+        return Fate.REFUSED, "this node has no route towards it, and its own calls need one"
+    ruling, why = rules.admission(packet, applied.sets, has_virtual_server=applied.server is not None)
+    if ruling in _AGAINST:
+        return _AGAINST[ruling], why
+    if applied.serving:
+        return Fate.SERVED, why or "no rule is against it"
+    if applied.server is not None:
+        return Fate.REFUSED, "its virtual server has no real server that takes new connections"
+    return Fate.HOST, "no virtual server and no rule is for it"
+
+
+def _masquerade(packet: Packet, applied: AppliedState, rules: Rules) -> str:
+    """The source that the real servers see, listed for each of them if they do not all see the same."""
+    if applied.is_tunnelled:
+        return "the client's address is kept (packets go on as they are, in a tunnel)"
+    serving = applied.serving
+    said = list(map(_source, rules.sources(packet, serving, applied.sets)))
+    if len(set(said)) == 1:
+        return said[0]
+    names = [host_port(*server) for server in serving]
+    return "; ".join(f"to {name}: {text}" for name, text in zip(names, said, strict=True))
+
+
+def _source(choice: SourceChoice) -> str:
+    why = f" ({IN_WORDS.get(choice.why, choice.why)})" if choice.why else ""
+    if choice.is_kept:
+        return f"the client's address is kept{why}"
+    return f"source {choice.address}{why}" if choice.address else f"masqueraded{why}"

@@ -1,18 +1,24 @@
 """What a node or a director serves, what is wrong there, and what to do about it: the answer to `kroute status`."""
 
+from __future__ import annotations
+
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from kroute.inspect import agent_socket
-from kroute.inspect.figures import Figures
 from kroute.model.document import Document
-from kroute.model.plan import ServicePlan
+
+if TYPE_CHECKING:
+    from kroute.firewall.sets import SetFill
+    from kroute.inspect.figures import Figures
+    from kroute.model.plan import Plan, Problem, ServicePlan
+    from kroute.reconcile.pass_status import ControllerStatistics
 
 QUESTION = agent_socket.STATUS
 """The question that an agent or a director answers with a Status. `status shared` also asks for the digest."""
@@ -23,6 +29,24 @@ MOST_PROBLEMS = 100
 """How many problems a Status names; `problems_total` counts all."""
 MOST_OF_A_REASON = 20
 """How many problems of one reason it names while there are others, so that a frequent one hides none."""
+
+
+NEARLY_FULL = 0.9
+"""The share of its limit from which a set counts as nearly full."""
+
+_OF_A_SERVICE = "correct the Service; `kubectl describe service -n {namespace} {name}` has this as an Event"
+_OF_THE_NODE = "see `kroute check` on the node"
+_NEXT_STEPS: Mapping[str, str] = {
+    "AddressConflict": "give one of the two Services another address or port; `kroute explain` says which one has it",
+    "ForeignVirtualServer": "delete that virtual server with `ipvsadm -D` if no program needs it",
+    "HealthCheckPortConflict": "give one of the two Services another healthCheckNodePort",
+    "HealthCheckPortUnavailable": "find the program that has the port with `ss -lntp` on the node, and stop it",
+    "PortUnavailable": "find the program that has the port with `ss -lntp` on the node, or give kroute another one",
+    "NodeNotFound": "give the Node's name with --node-name, or wait until the kubelet has made it",
+    "TooManyBackends": "split the Service, or raise --max-backends",
+    "TooManyVirtualServers": "split the Service, or raise --max-virtual-servers",
+}
+"""What to do about the problems of plans whose sentence does not already say what is allowed."""
 
 
 class State(StrEnum):
@@ -119,7 +143,7 @@ class Status(Document, kw_only=True):
 
     def names(self) -> list[str]:
         """What has problems: Services, and `node` for the node itself."""
-        return [it.service or "node" for it in self.problems]
+        return [problem.service or "node" for problem in self.problems]
 
     @property
     def is_settled(self) -> bool:
@@ -157,6 +181,108 @@ def served(plans: Collection[ServicePlan], kernel: Figures | None) -> Served:
         connections=kernel.active,
         inactive=kernel.inactive,
     )
+
+
+def plan_problems(plans: Iterable[Plan]) -> Iterator[StatusProblem]:
+    """The problems of the plans, in the order of the Services' names."""
+    for plan in sorted((plan for plan in plans if plan.problems), key=lambda plan: plan.key):
+        for problem in plan.problems:
+            yield plan_problem(plan.service_name, problem)
+
+
+def plan_problem(service: str, problem: Problem) -> StatusProblem:
+    """A plan's problem, beside which all else is served. `service` is empty for that of the node."""
+    namespace, _, name = service.partition("/")
+    other = _OF_A_SERVICE.format(namespace=namespace, name=name) if service else _OF_THE_NODE
+    return StatusProblem(
+        Severity.WARNING, service, problem.reason, problem.message, _NEXT_STEPS.get(problem.reason, other)
+    )
+
+
+def work_problems(
+    complaints: Iterable[str], controllers: Mapping[str, ControllerStatistics]
+) -> Iterator[StatusProblem]:
+    """What keeps the controllers from their work: `complaints` of the health check, failures, and refused objects."""
+    for sentence in complaints:
+        yield _failure("Unhealthy", sentence, "see the log of kroute on the node; `kroute bundle` collects it")
+    for name, controller in controllers.items():
+        if controller.failing_for and controller.last_error:
+            step = "kroute tries again by itself; if it lasts, see `kroute check` on the node"
+            yield _failure("ControllerFailing", f"{name} fails: {controller.last_error}", step)
+        if controller.waiting:
+            message = f"the kernel has refused {controller.waiting} objects of {name}, which are tried again"
+            yield _failure(
+                "WriteRefused", message, "see `write.refused` in the log of kroute; `kroute plan` names them"
+            )
+
+
+def proxy_problems(waits_for: str, rival: str) -> Iterator[StatusProblem]:
+    """The other service proxy of this node, for which kroute waits or which has come later; else empty texts."""
+    if waits_for:
+        step = "remove it from this node, then kroute takes over by itself (docs/one-proxy.md)"
+        yield _failure("WaitingForServiceProxy", f"waiting: {waits_for}", step)
+    if rival:
+        step = "remove one of the two; until then kroute repairs its own once a minute (docs/one-proxy.md)"
+        yield _failure("RivalServiceProxy", f"{rival}, beside kroute", step)
+
+
+def source_problems(source: Source, denied: Iterable[str]) -> Iterator[StatusProblem]:
+    """What keeps the agent from reading Services. `denied` are the kinds that it may not read."""
+    for kind in denied:
+        message = f"the API server does not let kroute list and watch every {kind}"
+        yield _failure("Denied", message, "compare the ClusterRole and the ServiceAccount with deploy/kustomize/base")
+    if not source.connected:
+        message = "the API server does not answer; what is in the kernel stays"
+        yield _failure("ApiUnreachable", message, "run `kroute check` on the node: it asks the server and says why")
+    waiting = sorted(kind for kind, version in source.resource_versions.items() if not version)
+    if source.connected and waiting:
+        message = f"not listed yet: {', '.join(waiting)}"
+        yield _failure("NotListed", message, "wait; if it lasts, see `list.failed` in the log of kroute")
+
+
+def manifest_problems(faults: Iterable[str]) -> Iterator[StatusProblem]:
+    """What of the manifests cannot be read."""
+    for fault in faults:
+        step = "correct the file; what was read of it last is served until then"
+        yield StatusProblem(Severity.WARNING, "", "ManifestFaulty", fault, step)
+
+
+def kernel_problems(served: Served, unreadable: str, *, is_settled: bool) -> Iterator[StatusProblem]:
+    """What the kernel lacks, unless changes are on their way. `unreadable`: why nothing is known of it."""
+    if unreadable:
+        yield _failure("KernelUnreadable", unreadable, "see `kroute check` on the node")
+    missing = (served.missing or 0) + (served.missing_real_servers or 0)
+    if missing and is_settled:
+        message = (
+            f"{served.missing} virtual servers and {served.missing_real_servers} real servers are planned, and not in "
+            "the kernel"
+        )
+        yield _failure("NotInKernel", message, "`kroute show` names them; kroute writes them again within its resync")
+
+
+def set_problems(fills: Iterable[SetFill]) -> Iterator[StatusProblem]:
+    """The sets that are nearly as full as they may become."""
+    for fill in fills:
+        if fill.entries >= NEARLY_FULL * fill.limit:
+            message = f"the set {fill.set} has {fill.entries} of at most {fill.limit} entries"
+            yield StatusProblem(
+                Severity.WARNING,
+                "",
+                "SetNearlyFull",
+                message,
+                "find the Services with most ports: `kroute show services`",
+            )
+
+
+def eligibility_problems(reason: str | None) -> Iterator[StatusProblem]:
+    """Why load balancers should send this node no new connections, if they should not."""
+    if reason:
+        step = "nothing, if that is meant: /healthz says so to load balancers"
+        yield StatusProblem(Severity.WARNING, "", "NodeIneligible", reason, step)
+
+
+def _failure(reason: str, message: str, next_step: str) -> StatusProblem:
+    return StatusProblem(Severity.FAIL, "", reason, message, next_step)
 
 
 def rfc3339(moment: float) -> str | None:

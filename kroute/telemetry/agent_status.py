@@ -1,9 +1,25 @@
 """The answer of a running agent to `kroute status`."""
 
 from kroute import __version__
-from kroute.inspect import shared_state, status_problems
+from kroute.inspect import shared_state
 from kroute.inspect.shared_state import SharedState
-from kroute.inspect.status import WITH_DIGEST, Source, State, Status, rfc3339, served, with_problems
+from kroute.inspect.status import (
+    WITH_DIGEST,
+    Source,
+    State,
+    Status,
+    eligibility_problems,
+    kernel_problems,
+    manifest_problems,
+    plan_problems,
+    proxy_problems,
+    rfc3339,
+    served,
+    set_problems,
+    source_problems,
+    with_problems,
+    work_problems,
+)
 from kroute.kernel.errors import KernelError
 from kroute.model.document import encode
 from kroute.model.objects import EndpointSlice, Service
@@ -60,14 +76,14 @@ class AgentStatus:
         return with_problems(
             found,
             [
-                *status_problems.of_proxies(str(waits_for or ""), str(parts.ownership.rival or "")),
-                *status_problems.of_source(source, denied),
-                *status_problems.of_manifests(parts.faults()),
-                *status_problems.of_work(complaints, counted.controllers),
-                *status_problems.of_kernel(found.served, unreadable, is_settled=found.is_settled),
-                *status_problems.of_eligibility(parts.changes.ineligible()),
-                *status_problems.of_sets(parts.controllers.set_fills()),
-                *status_problems.of_plans(plans),
+                *proxy_problems(str(waits_for or ""), str(parts.ownership.rival or "")),
+                *source_problems(source, denied),
+                *manifest_problems(parts.faults()),
+                *work_problems(complaints, counted.controllers),
+                *kernel_problems(found.served, unreadable, is_settled=found.is_settled),
+                *eligibility_problems(parts.changes.ineligible()),
+                *set_problems(parts.controllers.set_fills()),
+                *plan_problems(plans),
             ],
         )
 

@@ -8,10 +8,14 @@ import msgspec
 
 from kroute import logs
 from kroute.comparison.virtual_servers import Condition
-from kroute.inspect import snapshot, status_problems
+from kroute.inspect import snapshot
 from kroute.inspect.figures import Figures, Rates
 from kroute.inspect.snapshot import VirtualServerRow
-from kroute.inspect.status import Status, StatusProblem
+from kroute.inspect.status import (
+    Status,
+    StatusProblem,
+    plan_problem,
+)
 from kroute.kernel.clients import IpvsReader
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey, VirtualServerState
@@ -253,7 +257,7 @@ class StatusPage:
             virtual_servers=shown.virtual_servers,
             frontends=frontends,
             omitted=omitted,
-            problems=[status_problems.of_plan(plan.service_name, problem) for problem in plan.problems],
+            problems=[plan_problem(plan.service_name, problem) for problem in plan.problems],
             unreadable=unreadable,
             refresh_after=self._refresh_after,
         )

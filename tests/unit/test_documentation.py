@@ -16,7 +16,7 @@ from kroute.cli.run import run
 from kroute.cli.terminal.output import EXIT_CODES
 from kroute.firewall.iptables.rules import family_rules
 from kroute.firewall.reasons import IN_WORDS
-from kroute.inspect.verdicts import Fate
+from kroute.inspect.explain import Fate
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.planning.annotations.table import ANNOTATIONS

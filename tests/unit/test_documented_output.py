@@ -16,11 +16,9 @@ from kroute.cli.terminal.findings import print_findings
 from kroute.cli.terminal.screen import Screen
 from kroute.firewall.reasons import IN_WORDS, OTHERS_TO_CLUSTER_IP
 from kroute.firewall.reasons import SERVED as HAS_PORT
-from kroute.inspect.explain import Explanation, ExplanationList, RouteView
+from kroute.inspect.explain import Client, Explanation, ExplanationList, Fate, RouteView, Verdict
 from kroute.inspect.snapshot import RealServerView
-from kroute.inspect.status import Served, Source, State, Status, with_problems
-from kroute.inspect.status_problems import of_plan
-from kroute.inspect.verdicts import Client, Fate, Verdict
+from kroute.inspect.status import Served, Source, State, Status, plan_problem, with_problems
 from kroute.planning.annotations.options import Options
 from kroute.planning.annotations.table import apply_annotations
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView
@@ -45,7 +43,7 @@ STATUS = with_problems(
             server="https://192.168.123.2:6443",
         ),
     ),
-    [of_plan("default/web", BAD_SCHEDULER)],
+    [plan_problem("default/web", BAD_SCHEDULER)],
 )
 EXPLANATION = Explanation(
     *("TCP", "10.96.0.10", 80, "agent", "default/web"),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import click
 
-from kroute.inspect import service_names
+from kroute.inspect import agent_socket
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.settings import DEFAULTS
@@ -115,7 +115,7 @@ def parse_service(text: str) -> ObjectKey:
 def complete_service(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """The Services of this node's agent that begin so; none if no agent answers at once."""
     state_dir = context.params.get("state_dir") or DEFAULTS.state_dir
-    return [name for name in service_names.ask(state_dir) if name.startswith(incomplete)]
+    return [name for name in agent_socket.ask_names(state_dir) if name.startswith(incomplete)]
 
 
 def complete_shown(

@@ -389,9 +389,9 @@ def settings_in_force(act: Callable[..., int]) -> Callable[..., int]:
 
 def _in_force(parsed: Settings, given: set[str]) -> Settings:
     """The running agent's settings, overridden by the options in `given`, or `parsed` if no agent runs."""
-    from kroute.inspect import agent_settings  # noqa: PLC0415  an agent does not ask
+    from kroute.inspect import agent_socket  # noqa: PLC0415  an agent does not ask
 
-    running = asyncio.run(agent_settings.ask(parsed.state_dir))
+    running = asyncio.run(agent_socket.ask_settings(parsed.state_dir))
     if running is None:
         return parsed
     names = {_field_of(name) for name in given} | _NOT_IN_FORCE

@@ -14,7 +14,7 @@ from kroute.cli.terminal.screen import Screen, Table
 from kroute.comparison import set_entries, source_routes
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled
 from kroute.firewall.protocol import Firewall
-from kroute.inspect import agent_settings, agent_socket, planned_state, snapshot
+from kroute.inspect import agent_socket, planned_state, snapshot
 from kroute.inspect.planned_state import PlannedState
 from kroute.inspect.snapshot import VirtualServerRow
 from kroute.kernel.errors import KernelError
@@ -104,7 +104,7 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
     known = await agent_socket.ask_for(state_dir, f"{planned_state.SERVICE} {key}", planned_state.decode)
     if known is None or known.view is None:
         return None
-    settings = await agent_settings.ask(state_dir) or DEFAULTS
+    settings = await agent_socket.ask_settings(state_dir) or DEFAULTS
     settings = settled(settings, await choose(settings))
     plan = ServicePlan(key, virtual_servers=tuple(known.virtual_servers))
     async with open_kernel(only=("ipvs", "addresses", *clients_of(settings))) as kernel, RouteLookup() as lookup:

@@ -32,10 +32,9 @@ from kroute.firewall.backend import Choice
 from kroute.firewall.sets import SetFill
 from kroute.inspect import figures
 from kroute.inspect.dry_run import PlannedChange, PlannedChanges
-from kroute.inspect.explain import Explanation, ExplanationList, RouteView
+from kroute.inspect.explain import Client, Explanation, ExplanationList, Fate, RouteView, Verdict
 from kroute.inspect.snapshot import ProblemRow, RealServerRow, RealServerView, Snapshot, TrafficCounts, VirtualServerRow
 from kroute.inspect.status import Served, Severity, Source, State, Status, StatusProblem, with_problems
-from kroute.inspect.verdicts import Client, Fate, Verdict
 from kroute.migration.hand_over import HandOver
 from kroute.migration.leftovers import Leftovers, TableLeftovers
 from kroute.migration.take_over import Outcome

@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from click.shell_completion import ShellComplete
 
 from kroute.cli.main import COMMANDS, COMPLETION_VARIABLE, PROGRAM, cli
-from kroute.inspect import agent_socket, service_names
+from kroute.inspect import agent_socket
 from kroute.model.objects import ObjectKey
 from tests.unit.command_line import exit_code
 from tests.unit.watching import PATIENCE
@@ -31,9 +32,9 @@ def completions(*words: str) -> list[str]:
 @asynccontextmanager
 async def agent(state_dir: Path) -> AsyncIterator[None]:
     async def answer(_about: str) -> bytes:
-        return service_names.encode(SERVICES)
+        return msgspec.json.encode(sorted(map(str, SERVICES)))
 
-    async with agent_socket.serve(state_dir, {service_names.QUESTION: answer}):
+    async with agent_socket.serve(state_dir, {agent_socket.NAMES: answer}):
         yield
 
 
@@ -53,7 +54,7 @@ def test_words_of_show() -> None:
 
 
 async def test_names_of_services_come_from_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_names, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(agent_socket, "_COMPLETION_TIMEOUT", PATIENCE)
     async with agent(tmp_path):
         directory = ("--state-dir", str(tmp_path))
         assert await asyncio.to_thread(completions, "show", *directory, "service", "") == [
@@ -75,8 +76,8 @@ async def test_a_silent_agent_is_not_waited_for(tmp_path: Path, monkeypatch: pyt
         await asyncio.Event().wait()
         return b""
 
-    monkeypatch.setattr(service_names, "PATIENCE", 0.05)
-    async with agent_socket.serve(tmp_path, {service_names.QUESTION: answer}):
+    monkeypatch.setattr(agent_socket, "_COMPLETION_TIMEOUT", 0.05)
+    async with agent_socket.serve(tmp_path, {agent_socket.NAMES: answer}):
         assert await asyncio.to_thread(completions, "explain", "--state-dir", str(tmp_path), "") == []
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from kroute.cli.parameters.run_options import settings_in_force
 from kroute.cli.terminal.formats import output_option
 from kroute.firewall.backend import Choice
-from kroute.inspect import agent_settings, agent_socket
+from kroute.inspect import agent_socket
 from kroute.inspect.answers import Answers
 from kroute.settings import AUTO, Exemption, IpvsTimeouts, PortRange, Settings
 
@@ -52,7 +52,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask(_state_dir: Path) -> Settings:
         return AGENT
 
-    monkeypatch.setattr(agent_settings, "ask", ask)
+    monkeypatch.setattr(agent_socket, "ask_settings", ask)
 
 
 def run(*arguments: str, **variables: str) -> None:
@@ -90,11 +90,11 @@ def test_without_an_agent_it_is_as_run_would_have_it(in_force: list[Settings], t
 
 async def test_settings_survive_the_socket(tmp_path: Path) -> None:
     async def answer(about: str) -> bytes:
-        return agent_settings.encode(AGENT)
+        return msgspec.json.encode(AGENT, enc_hook=str)
 
-    async with agent_socket.serve(tmp_path, {agent_settings.QUESTION: answer}):
-        assert await agent_settings.ask(tmp_path) == AGENT
-    assert await agent_settings.ask(tmp_path) is None
+    async with agent_socket.serve(tmp_path, {agent_socket.SETTINGS: answer}):
+        assert await agent_socket.ask_settings(tmp_path) == AGENT
+    assert await agent_socket.ask_settings(tmp_path) is None
 
 
 @pytest.mark.parametrize(("given", "firewall"), [(True, "nftables"), (False, AUTO)])
@@ -102,5 +102,5 @@ async def test_a_backend_that_the_agent_has_chosen_itself_is_nobodys_setting(giv
     settings = Settings("node1", firewall="nftables")
     choice = Choice("nftables", "why", given=given)
     answers = Answers(settings, Mock(), Mock(), choice, Mock())
-    answer = await answers.by_question[agent_settings.QUESTION]("")
+    answer = await answers.by_question[agent_socket.SETTINGS]("")
     assert msgspec.json.decode(answer)["firewall"] == firewall

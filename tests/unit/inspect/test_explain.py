@@ -13,10 +13,8 @@ from kroute.cli.terminal.screen import Screen
 from kroute.firewall.iptables.rules import family_rules
 from kroute.firewall.reasons import HOST_PORT, IN_WORDS
 from kroute.inspect import explain, planned_state
-from kroute.inspect.applied_state import AppliedState
-from kroute.inspect.explain import Explanation, ExplanationList
+from kroute.inspect.explain import AppliedState, Client, Explanation, ExplanationList, Fate, judge
 from kroute.inspect.planned_state import PlannedState
-from kroute.inspect.verdicts import Client, Fate, judge
 from kroute.kernel.ipvs.objects import DeleteRealServer, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.routes import Way
 from kroute.model.addresses import Family

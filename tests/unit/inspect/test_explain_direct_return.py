@@ -9,9 +9,7 @@ from kroute.cli.explain import print_explanations
 from kroute.cli.terminal.screen import Screen
 from kroute.comparison.vips import delivery_differences
 from kroute.firewall.iptables.rules import family_rules
-from kroute.inspect.applied_state import AppliedState
-from kroute.inspect.explain import Explanation, ExplanationList
-from kroute.inspect.verdicts import Client, Fate, judge
+from kroute.inspect.explain import AppliedState, Client, Explanation, ExplanationList, Fate, judge
 from kroute.kernel.ipvs.objects import TUNNEL, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.routes import Way
 from kroute.model.addresses import Family

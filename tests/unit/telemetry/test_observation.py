@@ -16,10 +16,9 @@ from structlog.testing import capture_logs
 from kroute import __version__
 from kroute.http import fair_listener, listener
 from kroute.http.fair_listener import Budget
-from kroute.inspect import status_problems
 from kroute.model.objects import Applied, Deleted, Node, NodeMeta, NodeSpec, ObjectKey, Taint
 from kroute.settings import ListenAddress
-from kroute.telemetry import metrics_port, status_page
+from kroute.telemetry import agent_status, metrics_port, status_page
 from kroute.telemetry.shared_answers import SHORTEST
 from tests.builders import LISTED, NODE, service
 from tests.unit.load_balancer import LOCALHOST, ask, ask_soon, free_ports, say, until
@@ -192,7 +191,7 @@ async def test_no_port_spends_what_another_may_answer(monkeypatch: pytest.Monkey
         ("/metrics", (metrics_port, "survey")),
         ("/status.json", (status_page, "services_page")),
         ("/service.json?name=default/web", (status_page, "_bounded")),
-        ("/answers/status", (status_problems, "of_plans")),
+        ("/answers/status", (agent_status, "plan_problems")),
     ],
 )
 async def test_all_who_ask_at_once_share_one_computation(
