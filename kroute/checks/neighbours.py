@@ -35,7 +35,7 @@ from kroute.kernel.net.steering import TABLE as STEERING
 from kroute.kernel.netlink.message import attributes, to_text, to_u32
 from kroute.kernel.nftables.chains import FAMILIES, NftChain
 from kroute.kernel.nftables.expressions import DATA_VALUE, Meta, parse_expression
-from kroute.kernel.nftables.objects import Rule, Table
+from kroute.kernel.nftables.objects import NftRule, Table
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.settings import Settings
 
@@ -295,7 +295,7 @@ def _of_iptables(rule: SavedRule) -> Iterator[tuple[int, int]]:
                 yield (number, int(mask, 0) if mask else WHOLE_MARK) if is_packets else (0, number)
 
 
-def _of_nft(rule: Rule) -> Iterator[Use]:
+def _of_nft(rule: NftRule) -> Iterator[Use]:
     """What the rule of another program does with the mark; an expression that cannot be understood is left out."""
     registers: _Registers = {}
     for expression in () if rule.chain.startswith(PREFIX) else rule.expressions:

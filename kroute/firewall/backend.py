@@ -1,4 +1,6 @@
-"""Chooses the node's firewall backend. A new backend is named here and nowhere else.
+"""The firewall backends, what each needs, and the choice between them. A new backend is named here and nowhere else.
+
+Importing this module loads none of them.
 
 Whoever opens the kernel for a node's firewall first settles which backend that is (`choose`, `settled`), and then opens
 the clients of this backend alone (`clients_of`).
@@ -11,14 +13,64 @@ from pathlib import Path
 
 import msgspec
 
-from kroute.firewall.iptables.backend import IPTABLES
-from kroute.firewall.nftables.backend import NFTABLES
+from kroute.firewall.iptables.address_sets import are_present
 from kroute.firewall.protocol import Backend, Firewall
 from kroute.kernel.node_kernel import CORE_CLIENTS, ClientName, NodeKernel, open_kernel
 from kroute.model.addresses import Family
 from kroute.settings import AUTO, Settings
 
-BACKENDS: Mapping[str, Backend] = {"nftables": NFTABLES, "iptables": IPTABLES}
+
+def _make_iptables(settings: Settings, kernel: NodeKernel) -> Firewall:
+    from kroute.firewall.iptables.firewall import IptablesFirewall  # noqa: PLC0415  where it is used only
+
+    by_number = (kernel.xtables, kernel.nft)
+    xtables, nft = ({family: it[family.number] for family in Family if family.number in it} for it in by_number)
+    return IptablesFirewall(settings, kernel.ipset, xtables, nft)
+
+
+def _iptables_lacks() -> list[str]:
+    from kroute.kernel.iptables.installed import missing_libraries  # noqa: PLC0415  as above
+
+    return missing_libraries()
+
+
+async def _has_iptables(_settings: Settings, kernel: NodeKernel) -> bool:
+    return await are_present(kernel.ipset)
+
+
+def _make_nftables(settings: Settings, kernel: NodeKernel) -> Firewall:
+    from kroute.firewall.nftables.firewall import NftablesFirewall  # noqa: PLC0415  as above
+
+    return NftablesFirewall(settings, kernel.nftables)
+
+
+async def _has_nftables(settings: Settings, kernel: NodeKernel) -> bool:
+    return await _make_nftables(settings, kernel).is_present()
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "nftables": Backend(
+        clients=("nftables",),
+        presence_clients=("nftables",),
+        modules={},  # the kernel itself loads nf_tables and all that belongs to it when it is asked
+        overrules=False,
+        capabilities={},
+        missing_libraries=list,  # it needs none
+        make=_make_nftables,
+        is_present=_has_nftables,
+    ),
+    "iptables": Backend(
+        clients=("ipset", "xtables"),
+        presence_clients=("ipset",),
+        # The kernel itself loads the modules of tables, matches and set types when they are used.
+        modules={"ip_set": "the sets that the masquerade rules look up"},
+        overrules=True,
+        capabilities={"NET_RAW": "libiptc reads and writes the rules by a raw socket"},
+        missing_libraries=_iptables_lacks,
+        make=_make_iptables,
+        is_present=_has_iptables,
+    ),
+}
 """By the name that `--firewall` gives them."""
 
 PREFERRED, OLDEST = "nftables", "iptables"

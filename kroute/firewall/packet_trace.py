@@ -1,18 +1,65 @@
-"""The fate of a packet, from its way through the rules of each hook: the same for every backend.
+"""What the rules do to the first packet of a connection, in terms that fit every backend.
 
-A backend traces a packet through its own rules at one hook (`Trace`). The order of the hooks around IPVS is here.
+A backend traces a packet through its own rules at one hook (`Rules.trace`). The order of the hooks around IPVS is here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum, StrEnum, auto
-from typing import TypeAlias
+from typing import NamedTuple
 
 import msgspec
 
 from kroute.firewall import reasons
-from kroute.firewall.packets import Admission, Packet, Ruling, SourceChoice
-from kroute.firewall.sets import LOOKED_UP, SHAPES, End, Part, Sets, holds, networks_of
+from kroute.firewall.sets import LOOKED_UP, SHAPES, ElementPart, End, Sets, holds, networks_of
+from kroute.model.addresses import Family, family_of
 from kroute.model.plan import AddressSet, Element
+
+
+class Packet(NamedTuple):
+    """The first packet of a connection. If `in_interface` is "", a process of this node sends it.
+
+    `mark` is the packet mark (`--masquerade-mark`), which the rules set and read.
+    """
+
+    protocol: int
+    source: str
+    destination: str
+    port: int
+    in_interface: str = ""
+    mark: int = 0
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.destination)
+
+
+class Ruling(StrEnum):
+    """What the rules do with a packet before IPVS takes it."""
+
+    PASSED = "passed"
+    REFUSED = "refused"
+    """The client gets a TCP reset or an ICMP error at once."""
+    DROPPED = "dropped"
+    """The client gets no answer."""
+
+
+class PacketAdmission(NamedTuple):
+    """Whether a packet reaches IPVS. `why` is the comment of the rule that decided; "" if no rule matched."""
+
+    ruling: Ruling
+    why: str
+
+
+class SourceChoice(NamedTuple):
+    """The source with which a packet leaves for a real server.
+
+    `is_kept`: it is the client's. Otherwise it is `address`; if that is "", the kernel chooses one of the node's own.
+    `why` is the comment of the rule that decided; "" if no rule matched.
+    """
+
+    is_kept: bool
+    address: str
+    why: str
 
 
 class Hook(Enum):
@@ -23,14 +70,14 @@ class Hook(Enum):
     INPUT = auto()
     """Packets to this node's addresses, before IPVS takes them; and what IPVS did not take in OUTPUT, from lo."""
     PREROUTING = auto()
-    """Packets from elsewhere, before they are routed. Rules here only mark, so no fate is traced through them."""
+    """Packets from elsewhere, before they are routed. Rules here only mark, so no packet is traced through them."""
     NAT_PREROUTING = auto()
     NAT_OUTPUT = auto()
     NAT_POSTROUTING = auto()
     """Packets that leave, after IPVS has replaced their destination."""
 
 
-class Fate(StrEnum):
+class Ending(StrEnum):
     """What ended a packet's way through a hook's rules."""
 
     NONE = ""
@@ -49,7 +96,7 @@ class TraceResult(msgspec.Struct, frozen=True):
     the rules that it matched, in order. `mark` is its mark afterwards.
     """
 
-    fate: Fate
+    ending: Ending
     detail: str
     met: tuple[str, ...]
     mark: int
@@ -58,10 +105,6 @@ class TraceResult(msgspec.Struct, frozen=True):
     def why(self) -> str:
         """The comment of the last rule that the packet matched; "" if it matched none."""
         return self.met[-1] if self.met else ""
-
-
-Trace: TypeAlias = Callable[[Hook, Packet, Sets], TraceResult]
-"""Sends a packet through a hook's rules."""
 
 
 def is_in_set(
@@ -75,7 +118,7 @@ def is_in_set(
     ends = iter(by or LOOKED_UP[which])
     key: Element = ()
     for part in SHAPES[which]:
-        key += (packet.protocol, packet.port) if part is Part.PORT else (addresses[next(ends)],)
+        key += (packet.protocol, packet.port) if part is ElementPart.PORT else (addresses[next(ends)],)
     if length is not None:
         return (*key[:-1], networks_of(str(key[-1]))[length]) in sets.get(which, ())
     return holds(sets.get(which, ()), key)
@@ -90,28 +133,42 @@ _SAY_LITTLE = frozenset({reasons.REFUSED, reasons.RESTRICTED, reasons.WITHIN_RAN
 """Comments of rules that act on what another rule decides, or let the packet go on to the rules that do."""
 
 
-def admission(trace: Trace, packet: Packet, sets: Sets, *, has_virtual_server: bool) -> Admission:
-    """As `Rules.admission`. IPVS is after INPUT, and after OUTPUT for this node's packets; others return on lo."""
-    is_own = not packet.in_interface
-    outcome = trace(Hook.OUTPUT if is_own else Hook.INPUT, packet, sets)
-    if outcome.fate is Fate.NONE and is_own and not has_virtual_server:
-        outcome = trace(Hook.INPUT, packet._replace(in_interface="lo"), sets)
-    *_, why = ["", *(text for text in outcome.met if text not in _SAY_LITTLE)]
-    if outcome.fate in {Fate.NONE, Fate.ACCEPTED}:
-        return Admission(Ruling.PASSED, why)
-    if outcome.fate is Fate.REFUSED:
-        return Admission(Ruling.REFUSED, f"{why} ({outcome.detail})")
-    return Admission(Ruling.DROPPED, why)
+class Rules(msgspec.Struct, frozen=True):
+    """The rules of one family as a backend writes them. The methods send a packet through these same rules."""
 
+    def trace(self, hook: Hook, packet: Packet, sets: Sets) -> TraceResult:
+        """Send a packet through the rules of one hook, which each backend does in its own way."""
+        raise NotImplementedError
 
-def sources(trace: Trace, packet: Packet, real_servers: Sequence[tuple[str, int]], sets: Sets) -> list[SourceChoice]:
-    """As `Rules.sources`. Packets are marked by the client's destination, and translated after IPVS."""
-    before = trace(Hook.NAT_PREROUTING if packet.in_interface else Hook.NAT_OUTPUT, packet, sets)
-    leaving = packet._replace(mark=before.mark)
-    choices = []
-    for address, port in real_servers:
-        outcome = trace(Hook.NAT_POSTROUTING, leaving._replace(destination=address, port=port), sets)
-        is_kept = outcome.fate is Fate.NONE
-        why = before.met[0] if before.met else outcome.met[0] if not is_kept else ""
-        choices.append(SourceChoice(is_kept=is_kept, address=outcome.detail, why=why))
-    return choices
+    def admission(self, packet: Packet, sets: Sets, *, has_virtual_server: bool) -> PacketAdmission:
+        """What the rules do with a packet to one of this node's addresses before a virtual server takes it.
+
+        IPVS is after INPUT, and after OUTPUT for packets of this node's own processes: these meet only the rules for
+        outgoing packets, because IPVS then takes them. Without a virtual server they arrive on the loopback interface,
+        and meet the rules for incoming packets too.
+        """
+        is_own = not packet.in_interface
+        outcome = self.trace(Hook.OUTPUT if is_own else Hook.INPUT, packet, sets)
+        if outcome.ending is Ending.NONE and is_own and not has_virtual_server:
+            outcome = self.trace(Hook.INPUT, packet._replace(in_interface="lo"), sets)
+        *_, why = ["", *(text for text in outcome.met if text not in _SAY_LITTLE)]
+        if outcome.ending in {Ending.NONE, Ending.ACCEPTED}:
+            return PacketAdmission(Ruling.PASSED, why)
+        if outcome.ending is Ending.REFUSED:
+            return PacketAdmission(Ruling.REFUSED, f"{why} ({outcome.detail})")
+        return PacketAdmission(Ruling.DROPPED, why)
+
+    def sources(self, packet: Packet, real_servers: Sequence[tuple[str, int]], sets: Sets) -> list[SourceChoice]:
+        """The source that each of these real servers sees in an admitted packet, in their order.
+
+        Packets are marked by the client's destination, and translated after IPVS.
+        """
+        before = self.trace(Hook.NAT_PREROUTING if packet.in_interface else Hook.NAT_OUTPUT, packet, sets)
+        leaving = packet._replace(mark=before.mark)
+        choices = []
+        for address, port in real_servers:
+            outcome = self.trace(Hook.NAT_POSTROUTING, leaving._replace(destination=address, port=port), sets)
+            is_kept = outcome.ending is Ending.NONE
+            why = before.met[0] if before.met else outcome.met[0] if not is_kept else ""
+            choices.append(SourceChoice(is_kept=is_kept, address=outcome.detail, why=why))
+        return choices

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple, Protocol, TypeAlias
 
-from kroute.firewall.packets import Rules
+from kroute.firewall.packet_trace import Rules
 from kroute.firewall.sets import Capacity, Sets
 from kroute.kernel.node_kernel import ClientName, NodeKernel
 from kroute.model.addresses import Family

@@ -7,8 +7,11 @@ from ipaddress import ip_network
 from typing import NamedTuple
 
 import msgspec
+import structlog
 
 from kroute.model.plan import AddressSet, Element
+
+log = structlog.get_logger(__name__)
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -36,7 +39,7 @@ Sets = Mapping[AddressSet, Collection[Element]]
 """The elements of one family's sets; a set without an item here is empty."""
 
 
-class Part(StrEnum):
+class ElementPart(StrEnum):
     """A part of an element."""
 
     ADDRESS = "ip"
@@ -46,9 +49,9 @@ class Part(StrEnum):
     """`address/prefix length`. A packet's address is looked up in it."""
 
 
-_PORT = (Part.ADDRESS, Part.PORT)
+_PORT = (ElementPart.ADDRESS, ElementPart.PORT)
 
-SHAPES: Mapping[AddressSet, tuple[Part, ...]] = {
+SHAPES: Mapping[AddressSet, tuple[ElementPart, ...]] = {
     AddressSet.CLUSTER_IP: _PORT,
     AddressSet.EXTERNAL: _PORT,
     AddressSet.EXTERNAL_LOCAL: _PORT,
@@ -56,10 +59,10 @@ SHAPES: Mapping[AddressSet, tuple[Part, ...]] = {
     AddressSet.NO_ENDPOINT: _PORT,
     AddressSet.RESTRICTED: _PORT,
     AddressSet.HEALTH_CHECK: _PORT,
-    AddressSet.SOURCE_RANGE: (*_PORT, Part.NETWORK),
-    AddressSet.HAIRPIN: (*_PORT, Part.ADDRESS),
-    AddressSet.VIP: (Part.ADDRESS,),
-    AddressSet.POD_NETWORK: (Part.NETWORK,),
+    AddressSet.SOURCE_RANGE: (*_PORT, ElementPart.NETWORK),
+    AddressSet.HAIRPIN: (*_PORT, ElementPart.ADDRESS),
+    AddressSet.VIP: (ElementPart.ADDRESS,),
+    AddressSet.POD_NETWORK: (ElementPart.NETWORK,),
 }
 """The parts of an element of each set, in this order."""
 
@@ -109,3 +112,22 @@ class SetFill(msgspec.Struct):
     entries: int
     capacity: int
     limit: int
+
+
+class FullSets:
+    """The sets of one firewall that have been reported as full."""
+
+    def __init__(self) -> None:
+        self._reported: set[str] = set()
+
+    def report(self, name: str, elements: int) -> None:
+        """Log that the set cannot hold more than so many elements, unless that has been logged before."""
+        if name in self._reported:
+            return
+        self._reported.add(name)
+        log.error(
+            "set.full",
+            set=name,
+            elements=elements,
+            next_step="find the Services with the most ports or source ranges: `kroute show services`",
+        )

@@ -13,7 +13,7 @@ import msgspec
 
 from kroute.comparison import set_entries, source_routes, vips, virtual_servers
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled
-from kroute.firewall.packets import Packet, Rules, Ruling, SourceChoice
+from kroute.firewall.packet_trace import Packet, Rules, Ruling, SourceChoice
 from kroute.firewall.protocol import Firewall
 from kroute.firewall.reasons import IN_WORDS
 from kroute.firewall.sets import Sets

@@ -446,7 +446,7 @@ class RecordingNftables(
         state: nft.TableState | None = self._made[table]
         return state
 
-    async def elements(self, table: nft.Table, of: nft.SetDefinition) -> AsyncIterator[list[nft.Element]]:
+    async def elements(self, table: nft.Table, of: nft.NftSet) -> AsyncIterator[list[nft.Element]]:
         """The kernel's elements. A set that is only recorded has none."""
         if (table, of.name) not in self._emptied:
             async for part in self._client.elements(table, of):

@@ -107,7 +107,7 @@ class NftablesClient(Protocol):
     async def read(self, table: Table) -> TableState | None:
         """Sets, chains and rules; None if there is no such table. Raises KernelError EINTR if it changes too fast."""
 
-    def elements(self, table: Table, of: nft.SetDefinition) -> AsyncIterator[list[nft.Element]]:
+    def elements(self, table: Table, of: nft.NftSet) -> AsyncIterator[list[nft.Element]]:
         """The elements of a set, in parts of some hundreds. Raises KernelError ENOENT if there is no such set."""
 
     async def foreign_generation(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from ipaddress import ip_address, ip_network
 
 from kroute.firewall.protocol import Prerequisites, SetCount
-from kroute.firewall.sets import ROOM, SHAPES, Capacity, Part, Room, Sets
+from kroute.firewall.sets import ROOM, SHAPES, Capacity, ElementPart, Room, Sets
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Element, SetEntry
@@ -148,10 +148,10 @@ def _fits(entry: SetEntry) -> bool:
     version = 6 if entry.family is Family.IPV6 else 4
     try:
         for part in SHAPES[entry.set]:
-            if part is Part.PORT:
+            if part is ElementPart.PORT:
                 if not (0 <= int(next(fields)) <= 255 and 0 <= int(next(fields)) <= 65535):
                     return False
-            elif (ip_address if part is Part.ADDRESS else ip_network)(next(fields)).version != version:
+            elif (ip_address if part is ElementPart.ADDRESS else ip_network)(next(fields)).version != version:
                 return False
     except (StopIteration, ValueError):
         return False

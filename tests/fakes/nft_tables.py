@@ -23,8 +23,8 @@ from kroute.kernel.nftables.objects import (
     FlushChain,
     FlushSet,
     NftChange,
-    Rule,
-    SetDefinition,
+    NftRule,
+    NftSet,
     Table,
     is_interval,
 )
@@ -48,7 +48,7 @@ LONGEST_COMMENT = 127
 
 @dataclass
 class FakeNftSet:
-    definition: SetDefinition
+    definition: NftSet
     elements: set[Element] = field(default_factory=set)
 
 
@@ -59,7 +59,7 @@ class FakeNftTable:
     family: int
     sets: dict[str, FakeNftSet] = field(default_factory=dict)
     chains: dict[str, Chain] = field(default_factory=dict)
-    rules: dict[str, list[tuple[int, Rule]]] = field(default_factory=dict)
+    rules: dict[str, list[tuple[int, NftRule]]] = field(default_factory=dict)
     lacking: set[str] = field(default_factory=set)
     next_handle: int = 1
 
@@ -88,7 +88,7 @@ class FakeNftTable:
                 if target := chain_named_by(expression):
                     yield from self.reached_from(target)
 
-    def _add_set(self, definition: SetDefinition) -> int:
+    def _add_set(self, definition: NftSet) -> int:
         if definition.name in self.sets:
             return errno.EEXIST
         if not set(definition.parts) <= {"ip", "port", "net"} or "net" in definition.parts[:-1]:
@@ -109,7 +109,7 @@ class FakeNftTable:
         self.rules[chain.name] = []
         return 0
 
-    def _add_rule(self, rule: Rule) -> int:
+    def _add_rule(self, rule: NftRule) -> int:
         if rule.chain not in self.chains:
             return errno.ENOENT
         if len(rule.comment.encode()) > LONGEST_COMMENT:
@@ -180,7 +180,7 @@ class FakeNftTable:
                 found.elements.remove(element)
         return 0
 
-    def _fits(self, definition: SetDefinition, parts: tuple[str, ...], element: Element) -> bool:
+    def _fits(self, definition: NftSet, parts: tuple[str, ...], element: Element) -> bool:
         try:
             first, last = encode_key(self.family, parts, element)
         except ValueError:
@@ -228,7 +228,7 @@ class FakeNftTable:
         del self.chains[name], self.rules[name]
         return 0
 
-    def _every_rule(self) -> Iterator[Rule]:
+    def _every_rule(self) -> Iterator[NftRule]:
         return (rule for rules in self.rules.values() for _handle, rule in rules)
 
 

@@ -17,8 +17,8 @@ from kroute.kernel.nftables.objects import (
     Element,
     ElementChange,
     NftChange,
-    Rule,
-    SetDefinition,
+    NftRule,
+    NftSet,
     Table,
     TableState,
 )
@@ -81,7 +81,7 @@ class FakeNftables(FakeClient):
         return TableState({name: it.definition for name, it in found.sets.items()}, dict(found.chains), rules)
 
     async def rules(
-        self, table: Table, keep: Callable[[int, Rule], T | None]
+        self, table: Table, keep: Callable[[int, NftRule], T | None]
     ) -> tuple[int, dict[str, Chain], list[T]] | None:
         found = await self.read(table)
         if found is None:
@@ -89,7 +89,7 @@ class FakeNftables(FakeClient):
         kept = [it for handle, rule in found.rules if (it := keep(handle, rule)) is not None]
         return self._nft.generation, found.chains, kept
 
-    async def elements(self, table: Table, of: SetDefinition) -> AsyncIterator[list[Element]]:
+    async def elements(self, table: Table, of: NftSet) -> AsyncIterator[list[Element]]:
         self.check_open()
         state = self._nft.tables.get(table)
         if state is None or of.name not in state.sets:

@@ -10,7 +10,7 @@ from itertools import dropwhile
 
 from kroute.kernel.digest import Digest
 from kroute.kernel.errors import KernelError
-from kroute.kernel.iptables.rule import Rule, parse_rule
+from kroute.kernel.iptables.rule import ParsedRule, parse_rule
 from kroute.kernel.iptables.xtables import TableRules
 from tests.fakes.client import FakeClient
 from tests.fakes.kernel import FakeKernel, FakeTable
@@ -133,7 +133,7 @@ def _leads_elsewhere(table: FakeTable, rule: str, rules: TableRules) -> bool:
 
 
 @functools.cache
-def _parsed(text: str, family: int) -> Rule:
+def _parsed(text: str, family: int) -> ParsedRule:
     """The rule; the same texts are written again and again, and cutting one into words takes 0.1 ms."""
     return parse_rule(text, family)
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.masquerade import Masquerade
-from kroute.firewall.packets import Packet, Ruling
+from kroute.firewall.packet_trace import Packet, Ruling
 from kroute.firewall.protocol import Firewall
-from kroute.firewall.sets import SHAPES, Capacity, Part, Room, Sets
+from kroute.firewall.sets import SHAPES, Capacity, ElementPart, Room, Sets
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
@@ -251,7 +251,7 @@ SETTINGS = [
 ]
 PORTS = [("10.96.0.1", 6, 80), ("10.96.0.1", 17, 80), ("10.96.0.2", 6, 80)]
 SOURCES = ["192.0.2.1", "203.0.113.9", "172.20.1.5", "192.168.9.1"]
-OF_PORTS = [which for which, shape in SHAPES.items() if shape == (Part.ADDRESS, Part.PORT)]
+OF_PORTS = [which for which, shape in SHAPES.items() if shape == (ElementPart.ADDRESS, ElementPart.PORT)]
 SETS: st.SearchStrategy[Sets] = st.fixed_dictionaries(
     {which: st.sets(st.sampled_from(PORTS)) for which in OF_PORTS}
     | {

@@ -29,23 +29,23 @@ from kroute.kernel.nftables.objects import (
     FlushChain,
     FlushSet,
     NftChange,
-    Rule,
-    SetDefinition,
+    NftRule,
+    NftSet,
     Table,
     TableState,
 )
 from tests.kernel.nodes import HANG, Node
 
 T4, T6 = Table(socket.AF_INET, "kroute"), Table(socket.AF_INET6, "kroute")
-VIPS = SetDefinition("vip", ("ip",))
-PORTS = SetDefinition("cluster-ip", ("ip", "port"))
-HAIRPINS = SetDefinition("hairpin", ("ip", "port", "ip"))
-RANGES = SetDefinition("source-network", ("ip", "port", "net"))
-NETWORKS = SetDefinition("pod-network", ("net",))
+VIPS = NftSet("vip", ("ip",))
+PORTS = NftSet("cluster-ip", ("ip", "port"))
+HAIRPINS = NftSet("hairpin", ("ip", "port", "ip"))
+RANGES = NftSet("source-network", ("ip", "port", "net"))
+NETWORKS = NftSet("pod-network", ("net",))
 SETS = (VIPS, PORTS, HAIRPINS, RANGES, NETWORKS)
 NEVER_OVERLAP = (errno.EEXIST, errno.ENOTEMPTY)
 
-ACCEPT = e.verdict(e.Decision.ACCEPT)
+ACCEPT = e.verdict(e.VerdictCode.ACCEPT)
 INPUT = Chain("input", "filter", "input", -5)
 POSTROUTING = Chain("postrouting", "nat", "postrouting", 95)
 LONG = "x" * 128
@@ -62,7 +62,7 @@ def port(network: str = "", *, number: int = 80, family: int = socket.AF_INET) -
     return (address, 6, number, network) if network else (address, 6, number)
 
 
-def elements_of(table: Table, definition: SetDefinition) -> tuple[Element, ...]:
+def elements_of(table: Table, definition: NftSet) -> tuple[Element, ...]:
     is_ipv4 = table.family == socket.AF_INET
     first, second = ("10.0.0.1", "10.255.0.2") if is_ipv4 else ("fd00::1", "fd00:ffff::2")
     narrow, wide = ("10.2.3.0/24", "240.0.0.0/4") if is_ipv4 else ("fd00:1:2::/64", "ff00::/8")
@@ -80,7 +80,7 @@ async def make(node: Node, *changes: NftChange, table: Table = T4) -> None:
     assert await node.nftables.transact(table, [AddTable(), *map(AddSet, SETS), *changes]) == []
 
 
-async def elements(node: Node, of: SetDefinition, table: Table = T4) -> set[Element]:
+async def elements(node: Node, of: NftSet, table: Table = T4) -> set[Element]:
     return {element async for part in node.nftables.elements(table, of) for element in part}
 
 
@@ -93,7 +93,7 @@ async def refusals(node: Node, *changes: NftChange) -> list[tuple[str, int]]:
     return [(str(it.change), it.errno) for it in refused]
 
 
-async def rules_of(node: Node) -> list[Rule]:
+async def rules_of(node: Node) -> list[NftRule]:
     state = await node.nftables.read(T4)
     assert state is not None
     return [rule for _handle, rule in state.rules]
@@ -102,7 +102,7 @@ async def rules_of(node: Node) -> list[Rule]:
 class NftablesContract:
     @pytest.mark.parametrize("table", [T4, T6], ids=str)
     @pytest.mark.parametrize("definition", SETS, ids=lambda it: it.name)
-    async def test_elements_are_read_back_true(self, node: Node, table: Table, definition: SetDefinition) -> None:
+    async def test_elements_are_read_back_true(self, node: Node, table: Table, definition: NftSet) -> None:
         added = elements_of(table, definition)
         await make(node, AddElements(definition, added), table=table)
         assert await elements(node, definition, table) == set(added)
@@ -114,10 +114,10 @@ class NftablesContract:
     @pytest.mark.parametrize("table", [T4, T6], ids=str)
     async def test_a_table_is_read_back_true(self, node: Node, table: Table) -> None:
         assert await node.nftables.read(table) is None
-        first = Rule("mark-masquerade", (*in_vips(table.family), ACCEPT), "an address of Services")
-        second = Rule("mark-masquerade", (e.verdict(e.Decision.RETURN),))
-        jump = Rule("input", (e.verdict(e.Decision.GOTO, "mark-masquerade"),))
-        masquerade = Rule("postrouting", (e.masquerade(fully_random=True),), "x" * 127)
+        first = NftRule("mark-masquerade", (*in_vips(table.family), ACCEPT), "an address of Services")
+        second = NftRule("mark-masquerade", (e.verdict(e.VerdictCode.RETURN),))
+        jump = NftRule("input", (e.verdict(e.VerdictCode.GOTO, "mark-masquerade"),))
+        masquerade = NftRule("postrouting", (e.masquerade(fully_random=True),), "x" * 127)
         chains = [INPUT, POSTROUTING, PLAIN]
         await make(node, *map(AddChain, chains), *map(AddRule, (first, masquerade, second, jump)), table=table)
         state = await node.nftables.read(table)
@@ -154,35 +154,35 @@ class NftablesContract:
             ([AddChain(Chain("a", "bogus", "input", 0))], [("add chain a", errno.ENOENT)]),
             ([AddChain(Chain("a", "nat", "forward", 0))], [("add chain a", errno.EOPNOTSUPP)]),
             ([AddChain(Chain("a", "nat", "prerouting", -200))], [("add chain a", errno.EOPNOTSUPP)]),
-            ([AddRule(Rule("nope", (ACCEPT,), "why"))], [('add a rule "why" to chain nope', errno.ENOENT)]),
+            ([AddRule(NftRule("nope", (ACCEPT,), "why"))], [('add a rule "why" to chain nope', errno.ENOENT)]),
             (
-                [AddRule(Rule("input", (*in_vips()[:1], e.lookup("nope", 1))))],
+                [AddRule(NftRule("input", (*in_vips()[:1], e.lookup("nope", 1))))],
                 [("add a rule to chain input", errno.ENOENT)],
             ),
             (
-                [AddRule(Rule("input", (e.verdict(e.Decision.JUMP, "nope"),)))],
+                [AddRule(NftRule("input", (e.verdict(e.VerdictCode.JUMP, "nope"),)))],
                 [("add a rule to chain input", errno.ENOENT)],
             ),
             (
-                [AddRule(Rule("mark-masquerade", (e.verdict(e.Decision.JUMP, "input"),)))],
+                [AddRule(NftRule("mark-masquerade", (e.verdict(e.VerdictCode.JUMP, "input"),)))],
                 [("add a rule to chain mark-masquerade", errno.EOPNOTSUPP)],
             ),
             (
-                [AddRule(Rule("input", (e.masquerade(fully_random=True),)))],
+                [AddRule(NftRule("input", (e.masquerade(fully_random=True),)))],
                 [("add a rule to chain input", errno.EOPNOTSUPP)],
             ),
             (
-                [AddRule(Rule("postrouting", (e.reject(e.Refusal.ICMP, 3),)))],
+                [AddRule(NftRule("postrouting", (e.reject(e.Refusal.ICMP, 3),)))],
                 [("add a rule to chain postrouting", errno.EOPNOTSUPP)],
             ),
             (
-                [AddRule(Rule("input", (ACCEPT,), "x" * 128))],
+                [AddRule(NftRule("input", (ACCEPT,), "x" * 128))],
                 [(f'add a rule "{"x" * 128}" to chain input', errno.EINVAL)],
             ),
             ([AddElements(VIPS, (("10.0.0.1",), ("fd00::1",)))], [("add fd00::1 to set vip", errno.EINVAL)]),
             ([AddElements(VIPS, (("10.0.0.1", 6, 80),))], [("add 10.0.0.1,TCP,80 to set vip", errno.EINVAL)]),
             (
-                [AddElements(SetDefinition("vip", ("ip", "port")), (port(),))],
+                [AddElements(NftSet("vip", ("ip", "port")), (port(),))],
                 [("add 10.0.0.1,TCP,80 to set vip", errno.EINVAL)],
             ),
             (
@@ -190,7 +190,7 @@ class NftablesContract:
                 [("delete 10.0.0.8 from set vip", errno.ENOENT), ("delete 10.0.0.9 from set vip", errno.ENOENT)],
             ),
             (
-                [AddElements(SetDefinition("nope", ("ip",)), (("10.0.0.1",), ("10.0.0.2",)))],
+                [AddElements(NftSet("nope", ("ip",)), (("10.0.0.1",), ("10.0.0.2",)))],
                 [("add 10.0.0.1 to set nope", errno.ENOENT), ("add 10.0.0.2 to set nope", errno.ENOENT)],
             ),
         ],
@@ -202,7 +202,7 @@ class NftablesContract:
         await make(
             node,
             *map(AddChain, (INPUT, POSTROUTING, PLAIN)),
-            AddRule(Rule("input", (*in_vips(), e.verdict(e.Decision.JUMP, "mark-masquerade")))),
+            AddRule(NftRule("input", (*in_vips(), e.verdict(e.VerdictCode.JUMP, "mark-masquerade")))),
             AddElements(VIPS, (("10.0.0.1",),)),
         )
         assert await refusals(node, AddChain(Chain("fine")), *changes) == refused
@@ -225,7 +225,7 @@ class NftablesContract:
 
     async def test_jumps_in_a_circle_are_refused(self, node: Node) -> None:
         jumps = [("input", "a"), ("a", "b"), ("b", "a")]
-        rules = [AddRule(Rule(chain, (e.verdict(e.Decision.JUMP, target),))) for chain, target in jumps]
+        rules = [AddRule(NftRule(chain, (e.verdict(e.VerdictCode.JUMP, target),))) for chain, target in jumps]
         await make(node)
         refused = await node.nftables.transact(T4, [*map(AddChain, (INPUT, Chain("a"), Chain("b"))), *rules])
         assert [(str(it.change), it.errno) for it in refused] == [("add a rule to chain b", errno.EMLINK)]
@@ -252,8 +252,8 @@ class NftablesContract:
         assert await elements(node, RANGES) == many
 
     async def test_rules_are_replaced_in_one_transaction(self, node: Node) -> None:
-        await make(node, AddChain(INPUT), AddRule(Rule("input", (ACCEPT,), "old")))
-        new = [Rule("input", (*in_vips(), ACCEPT), "new"), Rule("input", (e.verdict(e.Decision.DROP),))]
+        await make(node, AddChain(INPUT), AddRule(NftRule("input", (ACCEPT,), "old")))
+        new = [NftRule("input", (*in_vips(), ACCEPT), "new"), NftRule("input", (e.verdict(e.VerdictCode.DROP),))]
         assert await node.nftables.transact(T4, [FlushChain("input"), *map(AddRule, new)]) == []
         assert await rules_of(node) == new
         state = await node.nftables.read(T4)
@@ -262,7 +262,7 @@ class NftablesContract:
         assert await rules_of(node) == new[1:]
 
     async def test_chains_and_sets_are_deleted_when_nothing_refers_to_them(self, node: Node) -> None:
-        jump = Rule("input", (*in_vips(), e.verdict(e.Decision.JUMP, "mark-masquerade")))
+        jump = NftRule("input", (*in_vips(), e.verdict(e.VerdictCode.JUMP, "mark-masquerade")))
         await make(node, AddChain(INPUT), AddChain(PLAIN), AddRule(jump))
         gone = [FlushChain("input"), DeleteChain("mark-masquerade"), DeleteSet("vip"), DeleteChain("input")]
         assert await node.nftables.transact(T4, gone) == []
@@ -271,8 +271,10 @@ class NftablesContract:
 
     async def test_of_the_rules_of_a_table_only_what_is_wanted_is_kept(self, node: Node) -> None:
         assert await node.nftables.rules(T4, lambda handle, rule: rule) is None
-        jump = Rule("input", (e.verdict(e.Decision.JUMP, "mark-masquerade"),))
-        await make(node, AddChain(INPUT), AddChain(PLAIN), AddRule(jump), AddRule(Rule("mark-masquerade", (ACCEPT,))))
+        jump = NftRule("input", (e.verdict(e.VerdictCode.JUMP, "mark-masquerade"),))
+        await make(
+            node, AddChain(INPUT), AddChain(PLAIN), AddRule(jump), AddRule(NftRule("mark-masquerade", (ACCEPT,)))
+        )
         found = await node.nftables.rules(T4, lambda handle, rule: (handle, rule) if rule == jump else None)
         assert found is not None
         generation, chains, kept = found
@@ -299,8 +301,8 @@ class NftablesContract:
     ) -> None:
         inner = Chain("inner")
         rules = (
-            Rule("input", (e.verdict(e.Decision.JUMP, "mark-masquerade"),)),
-            Rule("mark-masquerade", (e.verdict(e.Decision.JUMP, "inner"),)),
+            NftRule("input", (e.verdict(e.VerdictCode.JUMP, "mark-masquerade"),)),
+            NftRule("mark-masquerade", (e.verdict(e.VerdictCode.JUMP, "inner"),)),
         )
         await make(node, *map(AddChain, (INPUT, PLAIN, inner)), *map(AddRule, rules))
         flushes, deletions = map(FlushChain, ("inner", PLAIN.name)), map(DeleteChain, ("inner", PLAIN.name))
@@ -310,13 +312,13 @@ class NftablesContract:
 
     async def test_a_set_is_made_anew_in_one_transaction(self, node: Node) -> None:
         await make(node, AddElements(VIPS, (("10.0.0.1",),)))
-        other = SetDefinition("vip", ("ip", "port"))
+        other = NftSet("vip", ("ip", "port"))
         changes = [DeleteSet("vip"), AddSet(other), AddElements(other, (port(),))]
         assert await node.nftables.transact(T4, changes) == []
         assert await elements(node, other) == {port()}
 
     async def test_a_check_changes_nothing(self, node: Node) -> None:
-        changes = [AddTable(), *map(AddSet, SETS), AddChain(INPUT), AddRule(Rule("input", (*in_vips(), ACCEPT)))]
+        changes = [AddTable(), *map(AddSet, SETS), AddChain(INPUT), AddRule(NftRule("input", (*in_vips(), ACCEPT)))]
         assert await node.nftables.validate(T4, changes) == []
         assert await node.nftables.read(T4) is None
 
@@ -353,7 +355,7 @@ class NftablesContract:
     async def test_a_missing_set_has_no_elements_to_read(self, node: Node, table: Table) -> None:
         await make(node)
         with pytest.raises(KernelError) as refused:
-            await elements(node, SetDefinition("nope", ("ip",)), table)
+            await elements(node, NftSet("nope", ("ip",)), table)
         assert refused.value.errno == errno.ENOENT
 
     async def test_the_foreign_generation_changes_with_others_transactions_alone(self, node: Node) -> None:

@@ -10,8 +10,7 @@ from typing import NamedTuple, Self
 import pytest
 
 from kroute.firewall.backend import firewall_of, settled_on
-from kroute.firewall.iptables.filter_rules import filter_rules
-from kroute.firewall.iptables.nat_rules import masquerade_rules
+from kroute.firewall.iptables.rules import filter_rules, masquerade_rules
 from kroute.firewall.protocol import Firewall
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.kernel.node_kernel import NodeKernel

@@ -17,8 +17,8 @@ from kroute.kernel.nftables.objects import (
     Chain,
     DeleteElements,
     Element,
-    Rule,
-    SetDefinition,
+    NftRule,
+    NftSet,
     Table,
 )
 from kroute.kernel.nftables.transactions import LARGEST_PORTION
@@ -54,7 +54,7 @@ class TestNftables(contracts_nftables.NftablesContract):
     pass
 
 
-def rules_of_every_kind(table: Table) -> list[tuple[Rule, str]]:
+def rules_of_every_kind(table: Table) -> list[tuple[NftRule, str]]:
     """A rule with each expression, and how nft prints it."""
     is_ipv4 = table.family == socket.AF_INET
     size, source, target, ip = (4, 12, 16, "ip") if is_ipv4 else (16, 8, 24, "ip6")
@@ -73,36 +73,38 @@ def rules_of_every_kind(table: Table) -> list[tuple[Rule, str]]:
     )
     mark, new = e.number(0x4000), e.number(e.CtState.NEW)
     is_new = e.ct(1, e.Ct.STATE), e.bitwise(1, new, bytes(4)), e.compare(1, bytes(4), equal=False)
-    accept, address = e.verdict(e.Decision.ACCEPT), "192.0.2.1" if is_ipv4 else "2001:db8::1"
+    accept, address = e.verdict(e.VerdictCode.ACCEPT), "192.0.2.1" if is_ipv4 else "2001:db8::1"
     ports = f"{ip} daddr . meta l4proto . th dport"
     return [
         (
-            Rule("input", (*key, e.lookup("cluster-ip", 1), accept), "a port"),
+            NftRule("input", (*key, e.lookup("cluster-ip", 1), accept), "a port"),
             f'{ports} @cluster-ip accept comment "a port"',
         ),
         (
-            Rule("input", (*key, *client, e.lookup("source-network", 1, inverted=True), e.verdict(e.Decision.DROP))),
+            NftRule(
+                "input", (*key, *client, e.lookup("source-network", 1, inverted=True), e.verdict(e.VerdictCode.DROP))
+            ),
             f"{ports} . {ip} saddr & {network.netmask} . {ip} saddr | {network.hostmask} != @source-network drop",
         ),
         (
-            Rule("input", (*is_new, accept)),
+            NftRule("input", (*is_new, accept)),
             "ct state new accept",
         ),
-        (Rule("input", (e.ct(1, e.Ct.DIRECTION), e.compare(1, b"\0"), accept)), "ct direction original accept"),
+        (NftRule("input", (e.ct(1, e.Ct.DIRECTION), e.compare(1, b"\0"), accept)), "ct direction original accept"),
         (
-            Rule("input", (e.meta(1, e.Meta.IIFNAME), e.compare(1, b"lo".ljust(16, b"\0"), equal=False), accept)),
+            NftRule("input", (e.meta(1, e.Meta.IIFNAME), e.compare(1, b"lo".ljust(16, b"\0"), equal=False), accept)),
             'iifname != "lo" accept',
         ),
-        (Rule("input", (e.meta(1, e.Meta.IIFNAME), e.compare(1, b"veth"), accept)), 'iifname "veth*" accept'),
+        (NftRule("input", (e.meta(1, e.Meta.IIFNAME), e.compare(1, b"veth"), accept)), 'iifname "veth*" accept'),
         (
-            Rule("input", (e.meta(1, e.Meta.L4PROTO), e.compare(1, b"\6"), e.reject(e.Refusal.TCP_RESET))),
+            NftRule("input", (e.meta(1, e.Meta.L4PROTO), e.compare(1, b"\6"), e.reject(e.Refusal.TCP_RESET))),
             "reject with tcp reset",
         ),
-        (Rule("input", (e.reject(e.Refusal.ICMP, 3 if is_ipv4 else 4),)), "reject"),
-        (Rule("input", (e.counter(), e.verdict(e.Decision.RETURN))), "counter packets 0 bytes 0 return"),
-        (Rule("input", (e.verdict(e.Decision.GOTO, "mark-masquerade"),)), "goto mark-masquerade"),
+        (NftRule("input", (e.reject(e.Refusal.ICMP, 3 if is_ipv4 else 4),)), "reject"),
+        (NftRule("input", (e.counter(), e.verdict(e.VerdictCode.RETURN))), "counter packets 0 bytes 0 return"),
+        (NftRule("input", (e.verdict(e.VerdictCode.GOTO, "mark-masquerade"),)), "goto mark-masquerade"),
         (
-            Rule(
+            NftRule(
                 "mark-masquerade",
                 (e.meta(1, e.Meta.MARK), e.bitwise(1, e.number(0xFFFFBFFF), mark), e.set_meta(e.Meta.MARK, 1)),
                 "masqueraded later",
@@ -110,21 +112,21 @@ def rules_of_every_kind(table: Table) -> list[tuple[Rule, str]]:
             'meta mark set meta mark | 0x00004000 comment "masqueraded later"',
         ),
         (
-            Rule(
+            NftRule(
                 "postrouting",
                 (
                     e.meta(1, e.Meta.MARK),
                     e.bitwise(1, mark, bytes(4)),
                     e.compare(1, bytes(4)),
-                    e.verdict(e.Decision.RETURN),
+                    e.verdict(e.VerdictCode.RETURN),
                 ),
             ),
             "meta mark & 0x00004000 == 0x00000000 return",
         ),
-        (Rule("postrouting", (e.masquerade(fully_random=False),)), "masquerade"),
-        (Rule("postrouting", (e.masquerade(fully_random=True),)), "masquerade fully-random"),
+        (NftRule("postrouting", (e.masquerade(fully_random=False),)), "masquerade"),
+        (NftRule("postrouting", (e.masquerade(fully_random=True),)), "masquerade fully-random"),
         (
-            Rule(
+            NftRule(
                 "postrouting",
                 (
                     e.immediate(1, socket.inet_pton(table.family, address)),
@@ -290,7 +292,7 @@ async def test_a_change_among_many_of_another_table_is_told_and_those_alone_wake
 
 async def test_lost_events_count_as_a_change(node: RealNode) -> None:
     await make(node)
-    other = SetDefinition("other", ("ip", "port"))
+    other = NftSet("other", ("ip", "port"))
     await node.other_nftables.transact(T4, [AddSet(other)])
     async with node.nftables.foreign_changes([T4]) as changes:
         for number in range(12):

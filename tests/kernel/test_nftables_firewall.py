@@ -12,12 +12,12 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from kroute.firewall.nftables.firewall import NftablesFirewall
-from kroute.firewall.nftables.matches import in_set
 from kroute.firewall.nftables.names import TABLES
 from kroute.firewall.nftables.rules import family_rules
+from kroute.firewall.nftables.statements import in_set
 from kroute.kernel.nftables.client import Nftables
-from kroute.kernel.nftables.expressions import Decision, Header, lookup, payload, register, verdict
-from kroute.kernel.nftables.objects import AddRule, Rule
+from kroute.kernel.nftables.expressions import Header, VerdictCode, lookup, payload, register, verdict
+from kroute.kernel.nftables.objects import AddRule, NftRule
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry, range_lengths
@@ -319,8 +319,8 @@ async def test_the_set_of_an_earlier_version_keeps_clients_out_until_the_new_rul
     )
     # For this lookup nft 1.0.6 turns the one byte of the protocol, which Linux 7.3 refuses.
     others = payload(register(12), Header.NETWORK, 12, 4), lookup("source-range", register(0), inverted=True)
-    expressions = (*in_set(Family.IPV4, AddressSet.RESTRICTED).expressions, *others, verdict(Decision.DROP))
-    assert await nftables.transact(TABLES[Family.IPV4], [AddRule(Rule("output", expressions))]) == []
+    expressions = (*in_set(Family.IPV4, AddressSet.RESTRICTED).expressions, *others, verdict(VerdictCode.DROP))
+    assert await nftables.transact(TABLES[Family.IPV4], [AddRule(NftRule("output", expressions))]) == []
     for address in ("203.0.113.1", "192.0.2.1"):
         run(f"ip address add {address}/32 dev lo")
     port = ("203.0.113.1", 17, 53)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from ipaddress import ip_address, ip_network, summarize_address_range
 from typing import Any, Protocol
 
-from kroute.firewall.sets import SHAPES, Part
+from kroute.firewall.sets import SHAPES, ElementPart
 from kroute.model.plan import AddressSet, Element, SetEntry
 from tests.lab.firewall import NFTABLES, backend
 
@@ -160,7 +160,7 @@ def _nft_element(which: AddressSet, listed: Any) -> Element:
     values: list[str | int] = [_nft_value(it) for it in parts]
     if which is AddressSet.SOURCE_RANGE:
         values[-2:] = map(str, summarize_address_range(*map(ip_address, values[-2:])))
-    elif SHAPES[which][-1] is Part.NETWORK:
+    elif SHAPES[which][-1] is ElementPart.NETWORK:
         values[-1] = str(ip_network(str(values[-1])))
     return tuple(values)
 
@@ -204,6 +204,6 @@ def _ipset_element(which: AddressSet, text: str) -> Element:
     if port:
         protocol, _, number = port[0].partition(":")
         values += [_PROTOCOLS[protocol], int(number), *port[1:]]
-    if SHAPES[which][-1] is Part.NETWORK:
+    if SHAPES[which][-1] is ElementPart.NETWORK:
         values[-1] = str(ip_network(str(values[-1])))
     return tuple(values)

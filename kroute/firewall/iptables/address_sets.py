@@ -1,12 +1,25 @@
-"""The names and definitions of the IP sets that the rules look up: each AddressSet has one for each family."""
+"""The IP sets that the rules look up: each AddressSet has one for each family. Names, definitions, and growth.
+
+`maxelem` of a set that exists cannot be changed, so a larger one takes its name. The larger set is filled before the
+names are swapped: the kernel does that in one step, so rules never look into a set that is empty or half full. What a
+kill leaves of an attempt has our prefix, and goes like any set that no rule needs.
+"""
 
 from functools import lru_cache
 
-from kroute.firewall.sets import ROOM, SHAPES, Room
+import structlog
+
+from kroute.firewall.sets import ROOM, SHAPES, FullSets, Room
+from kroute.kernel.errors import KernelError
 from kroute.kernel.firewall_clients import IpsetClient
-from kroute.kernel.ipset import SetDefinition
+from kroute.kernel.ipset import AddEntry, SetDefinition
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
+
+log = structlog.get_logger(__name__)
+
+LARGER = "-LARGER"
+"""What follows the name of the set that is being filled. ipset allows 31 bytes for all."""
 
 PREFIX = "KROUTE-"
 """The prefix of every name that kroute makes in iptables and ipset."""
@@ -42,3 +55,39 @@ _BY_NAME = {set_name(family, which): which for family in Family for which in Add
 async def are_present(ipset: IpsetClient) -> bool:
     """Whether the kernel has sets of kroute's. Raises KernelError."""
     return any(name.startswith(PREFIX) for name in await ipset.names())
+
+
+class SetGrowth:
+    """Enlarges the sets of one firewall. `standing` is how many elements each set has room for, by its name."""
+
+    def __init__(self, ipset: IpsetClient, room: Room) -> None:
+        self.standing: dict[str, int] = {}
+        self._ipset = ipset
+        self._room = room
+        self._full = FullSets()
+
+    async def grow(self, name: str) -> bool:
+        """Give a full set the next size; False if it has the largest already, which is logged once. KernelError."""
+        found = await self._ipset.definition(name)
+        if found is None:
+            return False
+        if found.maxelem >= self._room.most:
+            self._full.report(name, found.maxelem)
+            return False
+        await self.enlarge(found, self._room.after(found.maxelem))
+        return True
+
+    async def enlarge(self, found: SetDefinition, room: int) -> None:
+        """Give a set room for so many elements. KernelError, with the set as it was, when there is no memory for it."""
+        name, larger = found.name, found._replace(name=found.name + LARGER, maxelem=room)
+        await self._ipset.destroy(larger.name)
+        await self._ipset.create(larger)
+        try:
+            elements = await self._ipset.read(name)
+            for failure in await self._ipset.write([AddEntry(larger.name, element) for element in elements]):
+                raise KernelError(f"{failure}; set {name} stays as it is", errno=failure.errno)
+            await self._ipset.swap(name, larger.name)
+            self.standing[name] = room
+        finally:
+            await self._ipset.destroy(larger.name)
+        log.warning("set.grown", set=name, elements=len(elements), room=room, was=found.maxelem)

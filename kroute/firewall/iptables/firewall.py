@@ -3,19 +3,18 @@
 import errno
 import shutil
 import subprocess
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 
 import structlog
 
-from kroute.firewall.iptables.acceptance import FILTER, Acceptance
-from kroute.firewall.iptables.address_sets import PREFIX, are_present, set_definitions, set_name
-from kroute.firewall.iptables.looks import RuleLooks, SetLooks
-from kroute.firewall.iptables.rules import FamilyRules
-from kroute.firewall.iptables.set_growth import SetGrowth
-from kroute.firewall.iptables.tables import WITHOUT, Tables
+from kroute.firewall.iptables.address_sets import PREFIX, SetGrowth, are_present, set_definitions, set_name
+from kroute.firewall.iptables.rules import IptablesRules
+from kroute.firewall.iptables.tables import LEGACY, IptablesTables
 from kroute.firewall.protocol import Prerequisites, SetCount
 from kroute.firewall.sets import ROOM, SHAPES, Capacity, Room, Sets
+from kroute.kernel.digest import LastLook
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.firewall_clients import IpsetClient, XtablesClient
 from kroute.kernel.ipset import IPSET_ERR_HASH_FULL, AddEntry, DeleteEntry, SetChange, SetDefinition
@@ -48,11 +47,9 @@ class IptablesFirewall:
         self._room = room
         self._growth = SetGrowth(ipset, room)
         self._definitions = set_definitions(room)
-        self._tables = Tables(settings, xtables)
-        self._acceptance = Acceptance(settings, nft)
-        self._set_looks = SetLooks(ipset)
-        legacy = [(client, tuple(WITHOUT)) for client in xtables.values()]
-        self._rule_looks = RuleLooks([*legacy, *((client, (FILTER,)) for client in nft.values())])
+        self._tables = IptablesTables(settings, xtables, nft)
+        self._looks: defaultdict[str, LastLook] = defaultdict(LastLook)
+        """For each set. ipset does not report changes, so the kernel lists the whole set for a digest."""
         self._leftover_sets: set[str] = set()
         self._kept_sets: set[str] = set()
 
@@ -82,13 +79,14 @@ class IptablesFirewall:
         for family in Family:
             for which in SHAPES:
                 name = set_name(family, which)
-                await self._set_looks.reads(name)
+                self._looks[name].read(await self._ipset.digest(name))
                 async for elements in sliced(await self._ipset.read(name)):
                     yield [SetEntry(which, element) for element in elements]
 
     async def change_elements(self, changes: Mapping[SetEntry, bool]) -> Mapping[SetEntry, str]:
         written = [_change(entry, is_desired) for entry, is_desired in changes.items()]
-        self._set_looks.wrote({change.set for change in written})
+        for change in written:
+            self._looks[change.set].wrote()
         failures = await self._ipset.write(written)
         if not failures:
             return {}
@@ -101,12 +99,11 @@ class IptablesFirewall:
 
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
         """Write the rules of all tables, then destroy the sets that only the rules of an earlier version used."""
-        before = await self._rule_looks.digests()
-        drift = await self._tables.ensure(node) + await self._acceptance.ensure()
+        drift, is_same = await self._tables.ensure(node)
+        if not is_same:
+            for look in self._looks.values():
+                look.wrote()  # a set counts the rules that refer to it
         await self._destroy_leftover_sets()
-        are_right = self._tables.are_right and self._acceptance.are_right
-        if not await self._rule_looks.compared(before, are_right=are_right):
-            self._set_looks.wrote(it.name for it in self._definitions)  # a set counts the rules that refer to it
         return drift
 
     def enforces(self, family: Family) -> bool:
@@ -122,12 +119,13 @@ class IptablesFirewall:
     async def looks_untouched(self, count: SetCount) -> bool:
         for family in Family:
             for which in SHAPES:
-                if not await self._set_looks.is_same(set_name(family, which), count(family, which)):
+                name = set_name(family, which)
+                if not self._looks[name].is_same(await self._ipset.digest(name), (count(family, which),)):
                     return False
         return True
 
     async def are_rules_untouched(self) -> bool:
-        return await self._rule_looks.are_same()
+        return await self._tables.are_untouched()
 
     async def follow(self, changed: Callable[[], None]) -> None:
         """Return at once: neither ipset nor the tables report their changes."""
@@ -136,7 +134,6 @@ class IptablesFirewall:
         return await are_present(self._ipset)
 
     async def remove(self, report: CleanupReport) -> None:
-        await self._acceptance.remove(report)
         await self._tables.remove(report)
         for name in sorted(name for name in await self._ipset.names() if name.startswith(PREFIX)):
             with report.step(f"set {name}"):
@@ -151,17 +148,16 @@ class IptablesFirewall:
         names = {which: name for which in sets if (name := set_name(family, which)) in present}
         return {which: await self._ipset.read(name) for which, name in names.items()}
 
-    async def rules(self, family: Family, node: NodeFacts) -> FamilyRules:
+    async def rules(self, family: Family, node: NodeFacts) -> IptablesRules:
         return await self._tables.expected(family, node)
 
     async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:
-        found = await self._tables.differences(await self._tables.expected(family, node))
-        return found + await self._acceptance.differences(family)
+        return await self._tables.differences(family, node)
 
     async def prerequisites(self) -> Prerequisites:
         """Check the tables. The kernel makes a table when a program first reads or writes it."""
         missing = {family: await self._tables.missing(family) for family in Family}
-        fulfilled = f"the kernel has the legacy tables {', '.join(WITHOUT)}, for both families{_variant()}"
+        fulfilled = f"the kernel has the legacy tables {', '.join(LEGACY)}, for both families{_variant()}"
         return Prerequisites("xtables", missing, fulfilled)
 
     async def _has_grown(self, name: str) -> bool:
@@ -183,7 +179,6 @@ class IptablesFirewall:
     async def _remake(self, definition: SetDefinition) -> None:
         """Replace a set of another type or size. All rules of its family are deleted first, as some look it up."""
         family = next(it for it in Family if it.number == definition.family)
-        await self._acceptance.withdraw(family)
         await self._tables.withdraw(family)
         await self._ipset.destroy(definition.name)
         await self._ipset.create(definition)

@@ -8,25 +8,24 @@ from collections.abc import Callable, Mapping
 from ipaddress import ip_address, ip_network
 
 from kroute.firewall.iptables.address_sets import set_named
-from kroute.firewall.packet_trace import Fate, TraceResult, is_in_set, is_interface
-from kroute.firewall.packets import Packet
-from kroute.firewall.sets import SHAPES, End, Part, Sets
-from kroute.kernel.iptables.rule import Extension, Parameter, Rule, parse_rule
+from kroute.firewall.packet_trace import Ending, Packet, TraceResult, is_in_set, is_interface
+from kroute.firewall.sets import SHAPES, ElementPart, End, Sets
+from kroute.kernel.iptables.rule import Extension, Parameter, ParsedRule, parse_rule
 from kroute.kernel.iptables.xtables import TableRules
 
-ENDS: Mapping[str, Fate] = {
-    "ACCEPT": Fate.ACCEPTED,
-    "DROP": Fate.DROPPED,
-    "REJECT": Fate.REFUSED,
-    "MASQUERADE": Fate.TRANSLATED,
-    "SNAT": Fate.TRANSLATED,
+ENDS: Mapping[str, Ending] = {
+    "ACCEPT": Ending.ACCEPTED,
+    "DROP": Ending.DROPPED,
+    "REJECT": Ending.REFUSED,
+    "MASQUERADE": Ending.TRANSLATED,
+    "SNAT": Ending.TRANSLATED,
 }
 """Targets that end the packet's way through the table. RETURN ends only a chain; MARK and jumps end neither."""
 
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}
 
 
-def trace(rules: TableRules, hook: str, packet: Packet, sets: Sets) -> TraceResult:
+def trace_packet(rules: TableRules, hook: str, packet: Packet, sets: Sets) -> TraceResult:
     """Send a packet through the rules that a built-in chain (`hook`) jumps to."""
     met: list[str] = []
     for jump in rules.jumps_by_chain().get(hook, ()):
@@ -36,7 +35,7 @@ def trace(rules: TableRules, hook: str, packet: Packet, sets: Sets) -> TraceResu
         target, packet = _trace_chain(rules, rule.target.name, packet, sets, met)
         if target.name in ENDS:
             return TraceResult(ENDS[target.name], " ".join(_values(target)), tuple(met), packet.mark)
-    return TraceResult(Fate.NONE, "", tuple(met), packet.mark)
+    return TraceResult(Ending.NONE, "", tuple(met), packet.mark)
 
 
 _RETURN = Extension("RETURN")
@@ -60,7 +59,7 @@ def _trace_chain(rules: TableRules, chain: str, packet: Packet, sets: Sets, met:
     return _RETURN, packet
 
 
-def _matches(rule: Rule, packet: Packet, sets: Sets) -> bool:
+def _matches(rule: ParsedRule, packet: Packet, sets: Sets) -> bool:
     return (
         _is(rule.source, lambda text: ip_address(packet.source) in ip_network(text))
         and _is(rule.destination, lambda text: ip_address(packet.destination) in ip_network(text))
@@ -86,7 +85,7 @@ def _in_set(parameter: Parameter, packet: Packet, sets: Sets) -> bool:
     name, directions = parameter.values
     which = set_named(name)
     ends = (End(it) for it in directions.split(","))
-    by = tuple(end for end, part in zip(ends, SHAPES[which], strict=True) if part is not Part.PORT)
+    by = tuple(end for end, part in zip(ends, SHAPES[which], strict=True) if part is not ElementPart.PORT)
     return is_in_set(packet, which, sets, by=by)
 
 
@@ -127,5 +126,5 @@ def _values(extension: Extension) -> list[str]:
     return [value for parameter in extension.parameters for value in parameter.values]
 
 
-def _comment(rule: Rule) -> str:
+def _comment(rule: ParsedRule) -> str:
     return next((it.parameters[0].values[0] for it in rule.matches if it.name == "comment"), "")

@@ -1,7 +1,11 @@
 """Writes the rules of both address families and all tables.
 
+All rules are in the legacy tables. What they refuse, mark and translate is so for every later chain. What they accept
+is not, since each packet passes the chains of iptables-nft too. So where another program has made a table there, it
+gets the rules that accept packets of Services; a table that nobody has made is not made.
+
 A family or table that the kernel does not support is reported once, with what the node lacks without it. It stops none
-of the others.
+of the others. No table reports its changes, so the kernel lists all of it for a digest.
 """
 
 import errno
@@ -11,7 +15,8 @@ from contextlib import suppress
 import structlog
 
 from kroute.firewall.iptables.address_sets import PREFIX
-from kroute.firewall.iptables.rules import FamilyRules, family_rules
+from kroute.firewall.iptables.rules import IptablesRules, accepting_rules, family_rules
+from kroute.kernel.digest import Digest
 from kroute.kernel.errors import KernelError
 from kroute.kernel.firewall_clients import XtablesClient
 from kroute.kernel.iptables.xtables import TableRules
@@ -23,6 +28,10 @@ from kroute.settings import Settings
 log = structlog.get_logger(__name__)
 
 NAT, MANGLE, FILTER = "nat", "mangle", "filter"
+LEGACY = (NAT, MANGLE, FILTER)
+"""The legacy tables in the order in which they are written. Removal is in reverse order."""
+NFT_FILTER = "nft filter"
+"""The table filter of iptables-nft."""
 
 WITHOUT = {
     NAT: "nothing is masqueraded in this family until its table is there; trying again",
@@ -30,97 +39,117 @@ WITHOUT = {
     " behind endpoints that are VIPs, until its table is there; trying again",
     FILTER: "ports with loadBalancerSourceRanges are not served in this family, and ports of the node itself answer on"
     " VIPs, until its table is there; trying again",
+    NFT_FILTER: "a firewall there may drop the answers of pods; trying again at the next resync",
 }
-"""The tables in the order in which they are written, with what their absence means. Removal is in reverse order."""
+"""What the absence of each table means."""
 
 ENFORCING = (MANGLE, FILTER)
 """The tables that enforce source ranges. Without one of them, some client outside the ranges reaches the port."""
 
+Key = tuple[Family, str]
 
-class Tables:
-    """Owns the chains whose names begin with KROUTE-. `xtables` has a client for each address family.
+
+class IptablesTables:
+    """Owns the chains whose names begin with KROUTE-. `legacy` and `nft` have a client for each address family.
 
     `hindered_by` says which other program kept the last `ensure` from writing what the kernel could have; "" if none.
     """
 
-    def __init__(self, settings: Settings, xtables: Mapping[Family, XtablesClient]) -> None:
+    def __init__(
+        self, settings: Settings, legacy: Mapping[Family, XtablesClient], nft: Mapping[Family, XtablesClient]
+    ) -> None:
         self._settings = settings
-        self._xtables = xtables
+        self._legacy = legacy
+        self._clients: dict[Key, XtablesClient] = {
+            **{(family, table): client for family, client in legacy.items() for table in LEGACY},
+            **{(family, NFT_FILTER): client for family, client in nft.items()},
+        }
         self._random_fully: dict[Family, bool] = {}
-        self._written: dict[tuple[Family, str], TableRules] = {}
-        self._failing: set[tuple[Family, str]] = set()
-        self._standing: set[tuple[Family, str]] = set()
+        self._written: dict[Key, TableRules] = {}
+        self._failing: set[Key] = set()
+        self._standing: set[Key] = set()
+        self._last_look: list[Digest] | None = None
         self.hindered_by = ""
 
-    async def ensure(self, node: NodeFacts) -> list[str]:
-        """Write all rules that are missing or wrong; returns the drift. Their sets must exist and be filled."""
+    async def ensure(self, node: NodeFacts) -> tuple[list[str], bool]:
+        """Write all rules that are missing or wrong. Their sets must exist and be filled.
+
+        Returns the drift, and whether all tables are as they were before.
+        """
         self.hindered_by = ""
-        return [
-            f"{family}: {what}"
-            for family in self._xtables
-            for table in WITHOUT
-            for what in await self._ensure(family, table, node)
-        ]
+        before = await self._digests()
+        drift = [what for key in self._clients for what in await self._ensure(key, node)]
+        is_same = before == await self._digests()
+        # After a write, or if not all could be compared, the next look does not know what was compared.
+        self._last_look = before if is_same and not self._failing else None
+        return drift, is_same
+
+    async def are_untouched(self) -> bool:
+        """Whether all tables are as they were when they were last compared and found right."""
+        return self._last_look is not None and self._last_look == await self._digests()
 
     def enforce(self, family: Family) -> bool:
         """Whether the tables of ENFORCING were right after they were last checked or written."""
         return all((family, table) in self._standing for table in ENFORCING)
 
-    @property
-    def are_right(self) -> bool:
-        """Whether the last `ensure` could compare and write all tables."""
-        return not self._failing
-
     async def withdraw(self, family: Family) -> None:
         """Delete the rules of one family, so that its sets can be replaced. A failure shows when a set is destroyed."""
-        self._standing -= {(family, table) for table in WITHOUT}
-        for table in reversed(WITHOUT):
+        self._written.pop((family, NFT_FILTER), None)
+        for key in self._in_order_of_removal(family):
+            self._standing.discard(key)
             with suppress(KernelError):
-                await self._xtables[family].remove(table, PREFIX)
+                await self._clients[key].remove(_kernel_name(key[1]), PREFIX)
 
     async def remove(self, report: CleanupReport) -> None:
-        for family, xtables in self._xtables.items():
-            for table in reversed(WITHOUT):
-                with report.step(f"{family} rules of table {table}"):
-                    for what in await xtables.remove(table, PREFIX):
-                        report.add(f"remove {family} {what} of table {table}")
+        for key in self._in_order_of_removal(*Family):
+            family, table = key
+            with report.step(f"{family} rules of {_in_words(table)}"):
+                for what in await self._clients[key].remove(_kernel_name(table), PREFIX):
+                    report.add(f"remove {family} {what} of {_in_words(table)}")
 
-    async def expected(self, family: Family, node: NodeFacts) -> FamilyRules:
+    async def expected(self, family: Family, node: NodeFacts) -> IptablesRules:
         """The rules that one family should have. If table nat is not in use yet, this does not make it."""
-        xtables = self._xtables[family]
+        client = self._legacy[family]
         random_fully = False
         with suppress(KernelError):
-            random_fully = await xtables.is_used(NAT) and await xtables.supports_random_fully()
+            random_fully = await client.is_used(NAT) and await client.supports_random_fully()
         return family_rules(self._settings, family, node, random_fully=random_fully)
 
-    async def differences(self, rules: FamilyRules) -> list[str]:
+    async def differences(self, family: Family, node: NodeFacts) -> list[str]:
         """What is wrong with the rules in the kernel, or why they cannot be read, one sentence each."""
-        xtables = self._xtables[rules.family]
+        expected = await self.expected(family, node)
         found = []
-        for table in rules.tables:
+        for (_, table), client in ((key, client) for key, client in self._clients.items() if key[0] is family):
+            rules = accepting_rules(self._settings, family) if table == NFT_FILTER else expected.of(table)
+            wrong = [] if table == NFT_FILTER else ["there are none"]
             try:
-                wrong = await xtables.differences(table) if await xtables.is_used(table.table) else ["there are none"]
+                if await client.is_used(rules.table):
+                    wrong = await client.differences(rules)
             except KernelError as error:
                 wrong = [str(error)]
-            found += [f"{rules.family} rules of table {table.table}: {what}" for what in wrong]
+            found += [f"{family} rules of {_in_words(table)}: {what}" for what in wrong]
         return found
 
     async def missing(self, family: Family) -> list[str]:
-        """The kernel's errors for the tables that it cannot make, one sentence each."""
+        """The kernel's errors for the legacy tables that it cannot make, one sentence each."""
         found = []
-        for table in WITHOUT:
+        for table in LEGACY:
             try:
-                await self._xtables[family].differences(TableRules(table, {}, []))
+                await self._legacy[family].differences(TableRules(table, {}, []))
             except KernelError as error:
                 found.append(str(error))
         return found
 
-    async def _ensure(self, family: Family, table: str, node: NodeFacts) -> list[str]:
+    async def _ensure(self, key: Key, node: NodeFacts) -> list[str]:
         """Write one table; returns the drift: what was wrong although the same rules had been written before."""
-        key = (family, table)
+        family, table = key
         try:
+            if table == NFT_FILTER and not await self._clients[key].is_used(FILTER):
+                self._failing.discard(key)
+                self._written.pop(key, None)
+                return []
             rules = await self._rules(family, table, node)
-            wrong = await self._xtables[family].ensure(rules)
+            wrong = await self._clients[key].ensure(rules)
         except KernelError as error:
             if key not in self._failing:
                 without = WITHOUT[table]
@@ -136,11 +165,36 @@ class Tables:
         if wrong and before != rules:
             log.info("rules.written", family=family.value, table=table, what=wrong)
             return []
-        return wrong
+        variant = " nft" if table == NFT_FILTER else ""
+        return [f"{family}{variant}: {what}" for what in wrong]
 
     async def _rules(self, family: Family, table: str, node: NodeFacts) -> TableRules:
         """Table nat alone depends on `random_fully`, so only it fails if the kernel does not say."""
+        if table == NFT_FILTER:
+            return accepting_rules(self._settings, family)
         if table == NAT and family not in self._random_fully:
-            self._random_fully[family] = await self._xtables[family].supports_random_fully()
+            self._random_fully[family] = await self._legacy[family].supports_random_fully()
         random_fully = self._random_fully.get(family, False)
         return family_rules(self._settings, family, node, random_fully=random_fully).of(table)
+
+    async def _digests(self) -> list[Digest] | None:
+        """The digests of all tables now; None if some are refused."""
+        asked: list[tuple[XtablesClient, tuple[str, ...]]] = [(client, LEGACY) for client in self._legacy.values()]
+        asked += [(client, (FILTER,)) for (_, table), client in self._clients.items() if table == NFT_FILTER]
+        try:
+            return [await client.digest(tables) for client, tables in asked]
+        except KernelError:
+            return None  # then the rules themselves are compared, and that says what is wrong
+
+    def _in_order_of_removal(self, *families: Family) -> list[Key]:
+        keys = [(family, NFT_FILTER) for family in families]
+        keys += [(family, table) for family in families for table in reversed(LEGACY)]
+        return [key for key in keys if key in self._clients]
+
+
+def _kernel_name(table: str) -> str:
+    return FILTER if table == NFT_FILTER else table
+
+
+def _in_words(table: str) -> str:
+    return f"nft table {FILTER}" if table == NFT_FILTER else f"table {table}"

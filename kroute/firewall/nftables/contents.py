@@ -6,14 +6,13 @@ overlap are left to `Networks`, which needs to know what stands: the first chang
 
 import errno
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from ipaddress import ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 
+import msgspec
 import structlog
 
-from kroute.firewall.full_sets import FullSets
 from kroute.firewall.nftables.names import BY_NAME, DEFINITIONS, TABLES, full_name, set_name
-from kroute.firewall.nftables.networks import Networks
-from kroute.firewall.sets import SHAPES, Room
+from kroute.firewall.sets import SHAPES, FullSets, Room
 from kroute.kernel.errors import KernelError, describe_errno
 from kroute.kernel.firewall_clients import NftablesClient
 from kroute.kernel.nftables.objects import (
@@ -43,7 +42,69 @@ Changes = dict[Element, bool]
 Key = tuple[Family, AddressSet]
 
 
-class Contents:
+class NetworkEdit(msgspec.Struct, frozen=True):
+    """What to write in one transaction: first the deletions, then the additions. `wanted` is what is then wanted."""
+
+    delete: tuple[str, ...]
+    add: tuple[str, ...]
+    wanted: frozenset[str]
+
+
+class Networks:
+    """Which networks of a set of networks stand in the kernel, though others are wanted too.
+
+    nf_tables refuses networks that overlap: the smaller one says nothing that the larger does not. So of the networks
+    that are wanted, only those stand that are in no other. The rest are remembered, and written when the network that
+    covers them goes. Networks are text in canonical form.
+
+    `standing` are those that stand, `wanted` also those that are covered by one that stands.
+    """
+
+    def __init__(self) -> None:
+        self.standing: frozenset[str] = frozenset()
+        self.wanted: frozenset[str] = frozenset()
+
+    def found(self, standing: Iterable[str]) -> None:
+        """Take in what stands in the kernel. What is wanted and not covered by it has been deleted there."""
+        self.standing = frozenset(standing)
+        hidden = self.wanted - self.standing
+        while uncovered := outermost(hidden | self.standing) & hidden:
+            hidden -= uncovered
+        self.wanted = self.standing | hidden
+
+    def edit(self, changes: Mapping[str, bool]) -> NetworkEdit:
+        """What to write so that these networks are wanted (True), or not any more (False). Nothing is noted yet."""
+        gone = {network for network, is_wanted in changes.items() if not is_wanted}
+        wanted = self.wanted - gone | (changes.keys() - gone)
+        target = outermost(wanted)
+        return NetworkEdit(tuple(sorted(self.standing - target)), tuple(sorted(target - self.standing)), wanted)
+
+    def settle(self, edit: NetworkEdit) -> None:
+        """Note that an edit has been written."""
+        self.standing = self.standing.difference(edit.delete).union(edit.add)
+        self.wanted = edit.wanted
+
+
+def outermost(networks: Collection[str]) -> set[str]:
+    """Those of the networks, all of one family, that are in no other."""
+    if len(networks) < 2:
+        return set(networks)
+    found: set[str] = set()
+    last = -1
+    for network, text in sorted(((ip_network(it), it) for it in networks), key=lambda one: _order(one[0])):
+        first = int(network.network_address)
+        if first > last:
+            last = first | int(network.hostmask)
+            found.add(text)
+    return found
+
+
+def _order(network: IPv4Network | IPv6Network) -> tuple[int, int]:
+    """Networks in the order of their first addresses, the larger before those in it."""
+    return int(network.network_address), network.prefixlen
+
+
+class SetContents:
     """Writes and reads the elements of the sets, each up to its capacity."""
 
     def __init__(self, nftables: NftablesClient, room: Room) -> None:

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
-from kroute.firewall.nftables.contents import Contents
+from kroute.firewall.nftables.contents import SetContents
 from kroute.firewall.nftables.names import BY_NAME, DEFINITIONS, TABLES, full_name
-from kroute.firewall.nftables.rules import FamilyRules
-from kroute.firewall.nftables.tables import Tables
+from kroute.firewall.nftables.rules import NftablesRules
+from kroute.firewall.nftables.tables import NftablesTables
 from kroute.firewall.protocol import Prerequisites, SetCount
 from kroute.firewall.sets import ROOM, Capacity, Room, Sets
 from kroute.kernel.firewall_clients import NftablesClient
@@ -26,8 +26,8 @@ class NftablesFirewall:
     def __init__(self, settings: Settings, nftables: NftablesClient, *, room: Room = ROOM) -> None:
         self._nftables = nftables
         self._room = room
-        self._tables = Tables(settings, nftables)
-        self._contents = Contents(nftables, room)
+        self._tables = NftablesTables(settings, nftables)
+        self._contents = SetContents(nftables, room)
         self._known: set[Family] = set()
         self._reading: int | None = None
         self._read: int | None = None
@@ -129,7 +129,7 @@ class NftablesFirewall:
         present = state.sets if state is not None else {}
         return {which: await self._contents.read(family, which) for which in sets if DEFINITIONS[which].name in present}
 
-    async def rules(self, family: Family, node: NodeFacts) -> FamilyRules:
+    async def rules(self, family: Family, node: NodeFacts) -> NftablesRules:
         return self._tables.rules_of(family, node)
 
     async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:

@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from kroute.firewall.sets import SHAPES
-from kroute.kernel.nftables.objects import SetDefinition, Table
+from kroute.kernel.nftables.objects import NftSet, Table
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
 
@@ -29,7 +29,7 @@ def full_name(family: Family, which: AddressSet) -> str:
     return f"{TABLES[family]} {set_name(which)}"
 
 
-DEFINITIONS = {which: SetDefinition(set_name(which), tuple(map(str, parts))) for which, parts in SHAPES.items()}
+DEFINITIONS = {which: NftSet(set_name(which), tuple(map(str, parts))) for which, parts in SHAPES.items()}
 """The sets, as they are made in both tables."""
 
 BY_NAME = {it.name: which for which, it in DEFINITIONS.items()}

@@ -1,32 +1,321 @@
-"""All rules of one family, and what they do with a packet."""
+"""All rules of one family, in the order in which packets meet them. Their number does not depend on that of Services.
+
+**nat**: a packet is marked on its way in, while it still has the destination that the client used. IPVS then replaces
+that by a real server's address. On the way out only the mark tells which packets to masquerade. The kernel shows the
+first packet of a connection to all chains of type nat in the order of their priorities, and stops at the first that
+translates it. kroute's are a little before the standard ones, where most programs have theirs. So no program can keep a
+packet from being marked, and none translates what kroute masquerades.
+
+**filter**: IPVS takes packets of pods and outside clients in the hook LOCAL_IN, after these rules. So the rules see
+such packets with the destination that the client used. IPVS takes packets of this node's own processes in LOCAL_OUT,
+just after the priority of destination NAT, and the rules for them are before that, at the priority of mangling. Packets
+that it does not take there, because no virtual server exists, arrive on lo and meet the rules of the input chain.
+
+The rules that refuse match only what belongs to no connection, of TCP only what has SYN, and the node's own addresses
+are never in the set vip. So even an empty or half-filled set cuts off neither the node nor an established connection.
+
+No rule accepts: in nf_tables what one table accepts another may still drop. Where another program's chain lets nothing
+through that it does not name, `kroute check` says what to add there. So no rule looks into the set health-check.
+"""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from kroute.firewall.nftables.chains import ChainRules, trace
-from kroute.firewall.nftables.filter_rules import filter_chains
-from kroute.firewall.nftables.nat_rules import nat_chains
-from kroute.firewall.packet_trace import Hook, TraceResult, admission, sources
-from kroute.firewall.packets import Admission, Packet, SourceChoice
-from kroute.firewall.sets import Sets
-from kroute.kernel.nftables.objects import Chain, Rule
+from kroute.firewall import reasons
+from kroute.firewall.nftables.statements import (
+    Action,
+    Rule,
+    Verb,
+    answer,
+    clear_mark,
+    drop,
+    has_mark,
+    in_set,
+    jump,
+    leave,
+    masqueraded,
+    more_than_syn,
+    not_from_local_pods,
+    of_no_connection,
+    of_protocol,
+    on_no_link,
+    ping,
+    refusals,
+    rule,
+    set_mark,
+    stray_error,
+    syn_ack,
+    translated,
+    with_address,
+    without_syn,
+)
+from kroute.firewall.packet_trace import Ending, Hook, Packet, Rules, TraceResult
+from kroute.firewall.policy import Marked, exemptions_of, masqueraded_to_cluster_ips, translated_source
+from kroute.firewall.sets import SERVED, End, Sets
+from kroute.kernel.nftables.objects import Chain, NftRule
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
+from kroute.model.plan import AddressSet, Protocol, range_lengths
 from kroute.settings import Settings
 
+MARK = "mark-masquerade"
+DESTINATION_NAT, SOURCE_NAT = -100, 100
+"""NF_IP_PRI_NAT_DST and NF_IP_PRI_NAT_SRC; in nft, `dstnat` and `srcnat`."""
 
-class FamilyRules(msgspec.Struct, frozen=True):
-    """The chains of one family; each is before those that jump to it. Implements the protocol `Rules`."""
+REFUSE, VIP_PORTS, NEW = "refuse", "vip-ports", "new-connections"  # a name may not be a word of nft's, as reject is
+SOURCE_RANGES, ODD_SEGMENTS = "source-ranges", "odd-segments"
+OWN_NEW, OWN_ANSWERS = "own-new-connections", "own-answers"
+FILTER, MANGLE = 0, -150
+"""NF_IP_PRI_FILTER and NF_IP_PRI_MANGLE."""
+BEFORE_OTHERS = 5
+
+ENDS = {Verb.DROP: Ending.DROPPED, Verb.REFUSE: Ending.REFUSED, Verb.TRANSLATE: Ending.TRANSLATED}
+"""The verbs that end a packet's way through the hook."""
+
+
+class BaseChain(msgspec.Struct, frozen=True):
+    """Where the kernel sends packets into a chain. `type`, `name` and `priority` are nft's."""
+
+    hook: Hook
+    type: str
+    name: str
+    priority: int
+
+
+class ChainRules(msgspec.Struct, frozen=True):
+    """A chain with all its rules."""
+
+    name: str
+    rules: Sequence[Rule]
+    base: BaseChain | None = None
+
+    @property
+    def chain(self) -> Chain:
+        """The chain as the kernel has it."""
+        if self.base is None:
+            return Chain(self.name)
+        return Chain(self.name, self.base.type, self.base.name, self.base.priority)
+
+    @property
+    def kernel_rules(self) -> list[NftRule]:
+        """The rules as the kernel has them."""
+        return [NftRule(self.name, it.expressions, it.comment) for it in self.rules]
+
+
+def trace_packet(chains: Sequence[ChainRules], hook: Hook, packet: Packet, sets: Sets) -> TraceResult:
+    """Send a packet through the base chain of a hook.
+
+    The comments of a base chain's jumps are left out: they say which packets are looked at, and not why.
+    """
+    base = next(it for it in chains if it.base is not None and it.base.hook is hook)
+    by_name = {it.name: it for it in chains}
+    met: list[str] = []
+    action, packet = _trace(by_name, base, packet, sets, met)
+    if action is None:
+        return TraceResult(Ending.NONE, "", tuple(met), packet.mark)
+    return TraceResult(ENDS[action.verb], action.detail, tuple(met), packet.mark)
+
+
+def _trace(
+    chains: dict[str, ChainRules], chain: ChainRules, packet: Packet, sets: Sets, met: list[str]
+) -> tuple[Action | None, Packet]:
+    """The action that ended the packet's way, or None, and the packet behind the chain."""
+    for each in chain.rules:
+        after = each.meet(packet, sets)
+        if after is None:
+            continue
+        packet, action = after, each.action
+        leads_on = action is not None and action.verb is Verb.JUMP
+        if chain.base is None or not leads_on:
+            met.append(each.comment)
+        if action is not None and leads_on:
+            action, packet = _trace(chains, chains[action.detail], packet, sets, met)
+        if action is not None and action.verb is Verb.RETURN:
+            return None, packet
+        if action is not None:
+            return action, packet
+    return None, packet
+
+
+def filter_chains(settings: Settings, family: Family) -> list[ChainRules]:
+    """Each chain is before those that jump to it."""
+    return [
+        ChainRules(REFUSE, [rule(reasons.REFUSED, it) for it in refusals(family)]),
+        ChainRules(VIP_PORTS, _vip_ports(family)),
+        ChainRules(SOURCE_RANGES, _source_ranges(family)),
+        ChainRules(ODD_SEGMENTS, [rule(reasons.SERVED, in_set(family, which), drop()) for which in SERVED]),
+        ChainRules(NEW, _new_connections(settings, family)),
+        ChainRules(OWN_NEW, [_not_begun(), _restricted(family), _odd_segments()]),
+        ChainRules(OWN_ANSWERS, _own_answers(family)),
+        *_direct_return(settings, family),
+        ChainRules(
+            "input",
+            [*_delivered(settings, family), rule(reasons.NEW_CONNECTIONS, of_no_connection(), jump(NEW))],
+            BaseChain(Hook.INPUT, "filter", "input", FILTER - BEFORE_OTHERS),
+        ),
+        ChainRules(
+            "output",
+            [
+                rule(reasons.NEW_CONNECTIONS, of_no_connection(), jump(OWN_NEW)),
+                rule(reasons.ANSWERS, answer(), jump(OWN_ANSWERS)),
+            ],
+            BaseChain(Hook.OUTPUT, "filter", "output", MANGLE),
+        ),
+    ]
+
+
+def _direct_return(settings: Settings, family: Family) -> list[ChainRules]:
+    """Mark packets to VIPs on no link before they are routed: by the mark they are delivered to this node."""
+    if not settings.direct_return:
+        return []
+    marked = set_mark(settings.direct_return_mark)
+    place = BaseChain(Hook.PREROUTING, "filter", "prerouting", MANGLE)
+    return [
+        ChainRules("prerouting", [rule(reasons.TO_VIP, in_set(family, AddressSet.VIP), on_no_link(), marked)], place)
+    ]
+
+
+def _delivered(settings: Settings, family: Family) -> list[Rule]:
+    """Take the mark off again before IPVS and other programs' rules meet the packet: they may use the same bit."""
+    if not settings.direct_return:
+        return []
+    mark, to_vip = settings.direct_return_mark, in_set(family, AddressSet.VIP)
+    return [rule(reasons.DELIVERED, has_mark(mark), to_vip, on_no_link(), clear_mark(mark))]
+
+
+def _new_connections(settings: Settings, family: Family) -> list[Rule]:
+    others = not_from_local_pods(settings, family)
+    refuse = jump(REFUSE)
+    return [
+        _not_begun(),
+        _restricted(family),
+        rule(reasons.NO_ENDPOINT, in_set(family, AddressSet.NO_ENDPOINT), refuse),
+        rule(reasons.NO_LOCAL, others, in_set(family, AddressSet.NO_LOCAL), refuse),
+        _odd_segments(),
+        rule(reasons.VIP, in_set(family, AddressSet.VIP), jump(VIP_PORTS)),
+    ]
+
+
+def _vip_ports(family: Family) -> list[Rule]:
+    return [
+        *(rule(reasons.SERVED, in_set(family, which), leave()) for which in SERVED),
+        rule(reasons.PING, ping(family), leave()),
+        rule(reasons.STRAY_ERROR, stray_error(family), leave()),
+        rule(reasons.HOST_PORT, jump(REFUSE)),
+    ]
+
+
+def _not_begun() -> Rule:
+    return rule(reasons.NOT_BEGUN, without_syn(), leave())
+
+
+def _odd_segments() -> Rule:
+    """IPVS would make a connection of these, and nothing masquerades what conntrack calls invalid."""
+    return rule(reasons.ODD_SEGMENT, more_than_syn(), jump(ODD_SEGMENTS))
+
+
+def _restricted(family: Family) -> Rule:
+    return rule(reasons.RESTRICTED, in_set(family, AddressSet.RESTRICTED), jump(SOURCE_RANGES))
+
+
+def _source_ranges(family: Family) -> list[Rule]:
+    """The rules of `loadBalancerSourceRanges`: one for each prefix length that a range may have.
+
+    The last one drops the packet, as a firewall does, and as kube-proxy does too.
+    """
+    lengths = range_lengths(family)
+    within = [
+        rule(reasons.WITHIN_RANGES, in_set(family, AddressSet.SOURCE_RANGE, length=it), leave()) for it in lengths
+    ]
+    return [*within, rule(reasons.OUTSIDE_RANGES, drop())]
+
+
+def _own_answers(family: Family) -> list[Rule]:
+    """A process of the node never answers from a VIP.
+
+    Where the endpoint of a Service is a VIP, IPVS hands the packet to the process that listens on that port: in
+    LOCAL_IN, behind every rule that could refuse it. So the answer is dropped; of TCP the first one only, to cut no
+    connection that is open when its address becomes a VIP.
+    """
+    from_vip = in_set(family, AddressSet.VIP, by=(End.SOURCE,))
+    answers = [syn_ack(), of_protocol(Protocol.UDP), of_protocol(Protocol.SCTP)]
+    return [rule(reasons.BEHIND_VIP, it, from_vip, drop()) for it in answers]
+
+
+def nat_chains(settings: Settings, family: Family, node: NodeFacts) -> list[ChainRules]:
+    """Each chain is before those that jump to it."""
+    before_ipvs, behind_ipvs = DESTINATION_NAT - BEFORE_OTHERS, SOURCE_NAT - BEFORE_OTHERS
+    return [
+        ChainRules(MARK, _marking(settings, family, node)),
+        ChainRules(
+            "nat-prerouting",
+            [rule(reasons.FROM_ELSEWHERE, jump(MARK))],
+            BaseChain(Hook.NAT_PREROUTING, "nat", "prerouting", before_ipvs),
+        ),
+        ChainRules(
+            "nat-output",
+            [rule(reasons.OF_THIS_NODE, jump(MARK))],
+            BaseChain(Hook.NAT_OUTPUT, "nat", "output", before_ipvs),
+        ),
+        ChainRules(
+            "nat-postrouting",
+            _masquerading(settings, family, node),
+            BaseChain(Hook.NAT_POSTROUTING, "nat", "postrouting", behind_ipvs),
+        ),
+    ]
+
+
+def _marking(settings: Settings, family: Family, node: NodeFacts) -> list[Rule]:
+    marked = set_mark(settings.masquerade_mark)
+    return [
+        rule(reasons.NOT_BEGUN, without_syn(), leave()),
+        *_exemptions(settings, family),
+        *_cluster_ip_marking(settings, family, node),
+        rule(reasons.TO_EXTERNAL, in_set(family, AddressSet.EXTERNAL), marked),
+    ]
+
+
+def _masquerading(settings: Settings, family: Family, node: NodeFacts) -> list[Rule]:
+    mark = settings.masquerade_mark
+    address = translated_source(settings, family, node)
+    translation = translated(family, address) if address is not None else masqueraded()
+    return [
+        rule(reasons.HAIRPIN, in_set(family, AddressSet.HAIRPIN), masqueraded()),
+        rule(reasons.MARKED, has_mark(mark), clear_mark(mark), translation),
+    ]
+
+
+def _exemptions(settings: Settings, family: Family) -> list[Rule]:
+    """The rules of `--masquerade-exempt`. They match the client's destination: IPVS has not replaced it yet."""
+    return [
+        rule(
+            reasons.EXEMPT,
+            with_address(family, End.SOURCE, it.source),
+            with_address(family, End.DESTINATION, it.destination),
+            leave(),
+        )
+        for it in exemptions_of(settings, family)
+    ]
+
+
+def _cluster_ip_marking(settings: Settings, family: Family, node: NodeFacts) -> list[Rule]:
+    to_cluster_ip, marked = in_set(family, AddressSet.CLUSTER_IP), set_mark(settings.masquerade_mark)
+    match masqueraded_to_cluster_ips(settings, family, node):
+        case Marked.EVERYBODY:
+            return [rule(reasons.EVERYTHING_TO_CLUSTER_IP, to_cluster_ip, marked)]
+        case Marked.NOT_LOCAL_PODS:
+            others = not_from_local_pods(settings, family)
+            return [rule(reasons.OTHERS_TO_CLUSTER_IP, others, to_cluster_ip, marked)]
+        case Marked.NOBODY:
+            return []
+
+
+class NftablesRules(Rules, frozen=True):
+    """The chains of one family; each is before those that jump to it."""
 
     family: Family
     chains: Sequence[ChainRules]
-
-    def admission(self, packet: Packet, sets: Sets, *, has_virtual_server: bool) -> Admission:
-        return admission(self._trace, packet, sets, has_virtual_server=has_virtual_server)
-
-    def sources(self, packet: Packet, real_servers: Sequence[tuple[str, int]], sets: Sets) -> list[SourceChoice]:
-        return sources(self._trace, packet, real_servers, sets)
 
     @property
     def kernel_chains(self) -> dict[str, Chain]:
@@ -34,14 +323,14 @@ class FamilyRules(msgspec.Struct, frozen=True):
         return {it.name: it.chain for it in self.chains}
 
     @property
-    def kernel_rules(self) -> list[Rule]:
+    def kernel_rules(self) -> list[NftRule]:
         """The rules of all chains as the kernel has them."""
-        return [rule for it in self.chains for rule in it.kernel_rules]
+        return [kernel_rule for chain in self.chains for kernel_rule in chain.kernel_rules]
 
-    def _trace(self, hook: Hook, packet: Packet, sets: Sets) -> TraceResult:
-        return trace(self.chains, hook, packet, sets)
+    def trace(self, hook: Hook, packet: Packet, sets: Sets) -> TraceResult:
+        return trace_packet(self.chains, hook, packet, sets)
 
 
-def family_rules(settings: Settings, family: Family, node: NodeFacts) -> FamilyRules:
+def family_rules(settings: Settings, family: Family, node: NodeFacts) -> NftablesRules:
     """The rules for a node with these facts."""
-    return FamilyRules(family, [*filter_chains(settings, family), *nat_chains(settings, family, node)])
+    return NftablesRules(family, [*filter_chains(settings, family), *nat_chains(settings, family, node)])

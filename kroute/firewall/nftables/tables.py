@@ -1,35 +1,43 @@
 """Makes the table of each family, and writes its sets, chains and rules.
 
 A family that the kernel does not support is reported once, with what the node lacks without it. It does not stop the
-other one. What is written is written in one transaction: no packet meets half of it.
+other one. What is written is written in one transaction: no packet meets half of it. Everything in the table is
+kroute's, so whatever else is there is wrong too.
 """
 
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 import structlog
 
-from kroute.firewall.nftables.differences import differences, missing_sets, rewriting, sets_of_another_kind
 from kroute.firewall.nftables.names import DEFINITIONS, TABLE, TABLES
-from kroute.firewall.nftables.rules import FamilyRules, family_rules
+from kroute.firewall.nftables.rules import NftablesRules, family_rules
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.firewall_clients import NftablesClient
+from kroute.kernel.nftables.expressions import is_as_wanted
 from kroute.kernel.nftables.objects import (
     AddChain,
     AddRule,
     AddSet,
     AddTable,
+    DeleteChain,
     DeleteSet,
     DeleteTable,
     FlushChain,
     NftChange,
-    SetDefinition,
+    NftRule,
+    NftSet,
     Table,
+    TableState,
 )
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings
+
+ANONYMOUS = "__"
+"""The names of sets that belong to one rule begin so. The kernel deletes them with it."""
 
 log = structlog.get_logger(__name__)
 
@@ -45,13 +53,13 @@ TRIAL = f"{TABLE}-trial"
 """The table with which the kernel is asked what it supports. It never exists."""
 
 
-class Tables:
+class NftablesTables:
     """Owns the tables. `hindered_by` says what kept the last `ensure_rules` from writing what the kernel could have."""
 
     def __init__(self, settings: Settings, nftables: NftablesClient) -> None:
         self._settings = settings
         self._nftables = nftables
-        self._written: dict[Family, FamilyRules] = {}
+        self._written: dict[Family, NftablesRules] = {}
         self._unsupported: dict[Family, str] = {}
         self._failing: set[Family] = set()
         self._standing: set[Family] = set()
@@ -66,10 +74,10 @@ class Tables:
         """Whether the rules of the family were right after they were last checked or written."""
         return family in self._standing
 
-    def rules_of(self, family: Family, node: NodeFacts) -> FamilyRules:
+    def rules_of(self, family: Family, node: NodeFacts) -> NftablesRules:
         return family_rules(self._settings, family, node)
 
-    async def ensure_sets(self, family: Family) -> tuple[list[SetDefinition], list[str]]:
+    async def ensure_sets(self, family: Family) -> tuple[list[NftSet], list[str]]:
         """Make the table, and the sets that are missing or of another kind; returns those, and what was wrong.
 
         KernelError if the kernel refuses for another reason than that it does not have the family.
@@ -155,7 +163,7 @@ class Tables:
             return []
         return wrong
 
-    async def _rewrite(self, rules: FamilyRules) -> list[str]:
+    async def _rewrite(self, rules: NftablesRules) -> list[str]:
         """Write the rules if something is wrong, and say what was."""
         table = TABLES[rules.family]
         state = await self._nftables.read(table)
@@ -177,7 +185,7 @@ class Tables:
             log.warning("rules.failed", family=family.value, error=sentence, next_step=WITHOUT)
 
 
-def _everything(rules: FamilyRules) -> Iterable[NftChange]:
+def _everything(rules: NftablesRules) -> Iterable[NftChange]:
     return [
         *(AddSet(it) for it in DEFINITIONS.values()),
         *(AddChain(it) for it in rules.kernel_chains.values()),
@@ -198,3 +206,62 @@ def _next_step(failure: Failure[NftChange]) -> str:
     if isinstance(failure.change, AddTable):
         return "load the module nf_tables, or set `--firewall iptables`"
     return "use a kernel with all of nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_*), or set `--firewall iptables`"
+
+
+def missing_sets(state: TableState) -> list[NftSet]:
+    return [it for it in DEFINITIONS.values() if it.name not in state.sets]
+
+
+def sets_of_another_kind(state: TableState) -> list[NftSet]:
+    """The sets that must be made anew, as they should be."""
+    return [it for it in DEFINITIONS.values() if it.name in state.sets and state.sets[it.name] != it]
+
+
+def differences(state: TableState, rules: NftablesRules) -> list[str]:
+    """What is wrong with the chains and rules, one sentence each, and which sets are not kroute's."""
+    if not state.chains:
+        return ["it has no rules"]
+    chains = rules.kernel_chains
+    found_rules = _by_chain(rule for _, rule in state.rules)
+    found = ["it is dormant"] if state.is_dormant else []
+    for it in rules.chains:
+        if it.name not in state.chains:
+            found.append(f"chain {it.name} is missing")
+        elif state.chains[it.name] != chains[it.name]:
+            found.append(f"chain {it.name} has another type, hook, priority or policy")
+        elif not _are_same(found_rules.get(it.name, []), it.kernel_rules):
+            found.append(f"chain {it.name} has other rules")
+    found += [f"chain {name} is not kroute's" for name in state.chains if name not in chains]
+    return found + [f"set {name} is not kroute's" for name in _foreign_sets(state)]
+
+
+def rewriting(state: TableState, rules: NftablesRules) -> list[NftChange]:
+    """The changes that give a table these chains and rules, in one transaction. Its own sets must exist."""
+    wanted = rules.kernel_chains
+    wrong = [name for name, chain in state.chains.items() if wanted.get(name) != chain]
+    return [
+        *(FlushChain(name) for name in state.chains),
+        *(DeleteChain(name) for name in wrong),
+        *(DeleteSet(name) for name in _foreign_sets(state)),
+        *(AddChain(chain) for name, chain in wanted.items() if name in wrong or name not in state.chains),
+        *(AddRule(rule) for rule in rules.kernel_rules),
+    ]
+
+
+def _foreign_sets(state: TableState) -> list[str]:
+    ours = {it.name for it in DEFINITIONS.values()}
+    return [name for name in state.sets if name not in ours and not name.startswith(ANONYMOUS)]
+
+
+def _are_same(found: Sequence[NftRule], wanted: Sequence[NftRule]) -> bool:
+    return len(found) == len(wanted) and all(
+        one.comment == other.comment
+        and len(one.expressions) == len(other.expressions)
+        and all(map(is_as_wanted, one.expressions, other.expressions))
+        for one, other in zip(found, wanted, strict=True)
+    )
+
+
+def _by_chain(rules: Iterable[NftRule]) -> Mapping[str, list[NftRule]]:
+    ordered = sorted(rules, key=lambda rule: rule.chain)  # stable: a chain's rules stay in their order
+    return {name: list(of_chain) for name, of_chain in groupby(ordered, key=lambda rule: rule.chain)}

@@ -27,7 +27,7 @@ from typing import Any
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.iptables.installed import find_libxtables, find_python_iptables
-from kroute.kernel.iptables.rule import Extension, Rule
+from kroute.kernel.iptables.rule import Extension, ParsedRule
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def open_table(family: int, name: str) -> Any:
     return table
 
 
-def build_rule(rule: Rule, family: int, table: Any) -> Any:
+def build_rule(rule: ParsedRule, family: int, table: Any) -> Any:
     """The rule as libiptc takes it, for `table`. Raises iptc.XTablesError or ValueError if the rule is wrong."""
     built = _Rule6() if family == socket.AF_INET6 else _Rule()
     built.tables = [table]
@@ -151,7 +151,7 @@ def build_rule(rule: Rule, family: int, table: Any) -> Any:
     return built
 
 
-def _set_interfaces(built: Any, rule: Rule) -> None:
+def _set_interfaces(built: Any, rule: ParsedRule) -> None:
     """Set the interfaces as iptables does: a wildcard's `+` stays in the name; the mask says how many characters count.
 
     The setters of python-iptables drop the `+`, and make a mask of 0x01 instead of 0xff in IPv6 rules.

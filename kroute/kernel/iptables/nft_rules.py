@@ -20,9 +20,9 @@ from kroute.kernel.nftables.expressions import (
     DATA_VALUE,
     DATA_VERDICT,
     VERDICT_CODE,
-    Decision,
     Header,
     Meta,
+    VerdictCode,
     chain_named_by,
     parse_expression,
 )
@@ -33,7 +33,7 @@ from kroute.kernel.nftables.objects import (
     DeleteRule,
     FlushChain,
     NftChange,
-    Rule,
+    NftRule,
     Table,
 )
 
@@ -47,7 +47,7 @@ class RuleReader(Protocol):
     """What this needs of `Nftables`, where the docstring is."""
 
     async def rules(
-        self, table: Table, keep: Callable[[int, Rule], T | None]
+        self, table: Table, keep: Callable[[int, NftRule], T | None]
     ) -> tuple[int, dict[str, Chain], list[T]] | None: ...
 
 
@@ -60,7 +60,7 @@ async def read_rules(
     is true are kept: they may have tens of thousands of rules. Raises KernelError.
     """
 
-    def keep(handle: int, rule: Rule) -> SavedRule | tuple[str, str] | None:
+    def keep(handle: int, rule: NftRule) -> SavedRule | tuple[str, str] | None:
         if rule.chain in BUILT_IN or rule.chain in whole:
             return SavedRule(" ".join([rule.chain, *_words(table.family, rule)]), handle)
         target = _jump_of(rule)
@@ -92,7 +92,7 @@ def deletion_of(rules: Iterable[SavedRule], chains: Sequence[str]) -> list[NftCh
     ]
 
 
-def _jump_of(rule: Rule) -> str:
+def _jump_of(rule: NftRule) -> str:
     """The chain to which a rule leads: a verdict is the last expression."""
     try:
         return chain_named_by(rule.expressions[-1])
@@ -119,13 +119,13 @@ _XT_IPVS = struct.Struct("=32x2xBB2xBB")
 _IPVS_DIRECTION, _IPVS_METHOD = 0x10, 0x20
 _IPVS_METHODS = {0: "MASQ", 2: "IPIP", 3: "GATE"}
 _PLAIN_WORD = re.compile(r"[\w.,:/@%+=-]+")
-_VERDICTS = {Decision.ACCEPT: "ACCEPT", Decision.DROP: "DROP", Decision.RETURN: "RETURN"}
+_VERDICTS = {VerdictCode.ACCEPT: "ACCEPT", VerdictCode.DROP: "DROP", VerdictCode.RETURN: "RETURN"}
 
 _Loaded = dict[bytes, tuple[str, bytes]]
 """What a register was loaded with: the option of iptables that asks for it, and a mask."""
 
 
-def _words(family: int, rule: Rule) -> Iterator[str]:
+def _words(family: int, rule: NftRule) -> Iterator[str]:
     """The rule in the words of iptables-save. An expression that cannot be understood is left out."""
     loaded: _Loaded = {}
     options = _NETWORK_FIELDS[FAMILY_NAMES[family]]
@@ -213,9 +213,9 @@ def _verdict(expression: bytes, parts: dict[int, bytes]) -> list[str]:
     if not found:
         return []
     code = int.from_bytes(found[VERDICT_CODE], "big", signed=True)
-    if code in {Decision.JUMP, Decision.GOTO}:
-        return ["-j" if code == Decision.JUMP else "-g", chain_named_by(expression)]
-    return ["-j", _VERDICTS[Decision(code)]]
+    if code in {VerdictCode.JUMP, VerdictCode.GOTO}:
+        return ["-j" if code == VerdictCode.JUMP else "-g", chain_named_by(expression)]
+    return ["-j", _VERDICTS[VerdictCode(code)]]
 
 
 def _number(content: bytes) -> int:

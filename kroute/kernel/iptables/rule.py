@@ -24,7 +24,7 @@ class Extension(NamedTuple):
     parameters: tuple[Parameter, ...] = ()
 
 
-class Rule(NamedTuple):
+class ParsedRule(NamedTuple):
     """A rule. Addresses, protocol and interfaces begin with `!` if inverted, and are "" if the rule has none."""
 
     source: str
@@ -64,7 +64,7 @@ class _Tokens:
         return tuple(self._words[start : self._position])
 
 
-def parse_rule(text: str, family: int) -> Rule:
+def parse_rule(text: str, family: int) -> ParsedRule:
     """Parse a rule. Raises ValueError if it is malformed, or not of this address family (AF_INET, AF_INET6)."""
     tokens = _Tokens(text)
     header = dict.fromkeys(_HEADER_OPTIONS.values(), "")
@@ -88,7 +88,7 @@ def parse_rule(text: str, family: int) -> Rule:
     if len(targets) != 1:
         raise ValueError(f"a rule has one target (-j): {text}")
     matches = tuple(Extension(name, tuple(parameters)) for option, name, parameters in extensions if option == "-m")
-    return Rule(**header, matches=matches, target=targets[0])
+    return ParsedRule(**header, matches=matches, target=targets[0])
 
 
 def comment(text: str) -> str:

@@ -37,8 +37,8 @@ from kroute.kernel.nftables.objects import (
     Element,
     ElementChange,
     NftChange,
-    Rule,
-    SetDefinition,
+    NftRule,
+    NftSet,
     Table,
     TableState,
 )
@@ -117,7 +117,7 @@ class Nftables(NetlinkClient):
         return (await self._at_rest(table, lambda: self._state(table)))[1]
 
     async def rules(
-        self, table: Table, keep: Callable[[int, Rule], T | None]
+        self, table: Table, keep: Callable[[int, NftRule], T | None]
     ) -> tuple[int, dict[str, Chain], list[T]] | None:
         """The generation that was read, for `transact`; the chains; and what `keep` makes of each handle and rule.
 
@@ -134,7 +134,7 @@ class Nftables(NetlinkClient):
         generation, found = await self._at_rest(table, chains_and_rules)
         return (generation, *found) if found is not None else None
 
-    async def elements(self, table: Table, of: SetDefinition) -> AsyncIterator[list[Element]]:
+    async def elements(self, table: Table, of: NftSet) -> AsyncIterator[list[Element]]:
         """The elements of a set, in parts of some hundreds. Raises KernelError ENOENT if there is no such set."""
         keys = await self.keys(table, of.name)
         size = len(keys) if of.parts == ("net",) else PART

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kroute.kernel.netlink.message import NLM_F_CREATE, attribute, attributes, iterate_attributes, text
 from kroute.kernel.nftables.expressions import DATA_VALUE, LIST_ELEMENT
 from kroute.kernel.nftables.messages import HEADER, LIST_ELEMENTS, LIST_SET, Message, table_message
-from kroute.kernel.nftables.objects import Element, SetDefinition, Table, is_interval
+from kroute.kernel.nftables.objects import Element, NftSet, Table, is_interval
 from kroute.kernel.nftables.set_keys import decode_key, encode_key
 
 ELEMENT_KEY, ELEMENT_FLAGS = 1, 3
@@ -82,7 +82,7 @@ def _plain_keys(listed: bytes) -> list[Key]:
     return [Key(key) for _begin, key in parts]
 
 
-def decode_elements(table: Table, of: SetDefinition, keys: Sequence[Key]) -> Iterator[Element]:
+def decode_elements(table: Table, of: NftSet, keys: Sequence[Key]) -> Iterator[Element]:
     """The elements of some parts of a listing; of all parts, if the set has networks alone."""
     ends = _intervals(keys) if is_interval(of.parts) else ((it.value, it.value) for it in keys)
     for first, last in ends:

@@ -81,7 +81,7 @@ class CtState(IntEnum):
     NEW = 0x8
 
 
-class Decision(IntEnum):
+class VerdictCode(IntEnum):
     """What a verdict decides (enum nft_verdicts, linux/netfilter.h)."""
 
     DROP = 0
@@ -162,7 +162,7 @@ def immediate(to: int, value: bytes) -> bytes:
     return _expression("immediate", _be32(1, to), attribute(2, _value(value)))
 
 
-def verdict(decision: Decision, chain: str = "") -> bytes:
+def verdict(decision: VerdictCode, chain: str = "") -> bytes:
     """Decide what becomes of the packet; JUMP and GOTO name a chain."""
     parts = _be32(VERDICT_CODE, decision & 0xFFFFFFFF) + (text(VERDICT_CHAIN, chain) if chain else b"")
     return _expression("immediate", _be32(1, NO_REGISTER), attribute(2, attribute(DATA_VERDICT, parts)))

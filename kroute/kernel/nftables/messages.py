@@ -19,7 +19,7 @@ from kroute.kernel.netlink.message import (
     to_text,
 )
 from kroute.kernel.nftables.expressions import LIST_ELEMENT
-from kroute.kernel.nftables.objects import Chain, Rule, SetDefinition, Table
+from kroute.kernel.nftables.objects import Chain, NftRule, NftSet, Table
 from kroute.kernel.nftables.set_keys import (
     DESCRIPTION_CONCAT,
     DESCRIPTION_SIZE,
@@ -119,7 +119,7 @@ def new_chain(table: Table, chain: Chain) -> bytes:
     return table_message(Message.NEWCHAIN, NLM_F_CREATE | NLM_F_EXCL, table, *parts)
 
 
-def new_rule(table: Table, rule: Rule) -> bytes:
+def new_rule(table: Table, rule: NftRule) -> bytes:
     parts = [text(RULE_CHAIN, rule.chain), attribute(RULE_EXPRESSIONS, b"".join(rule.expressions))]
     if rule.comment:
         comment = rule.comment.encode()
@@ -134,7 +134,7 @@ def del_rule(table: Table, chain: str, handle: int) -> bytes:
     return table_message(Message.DELRULE, 0, table, name, attribute(RULE_HANDLE, _BE64.pack(handle)))
 
 
-def new_set(table: Table, it: SetDefinition, number: int) -> bytes:
+def new_set(table: Table, it: NftSet, number: int) -> bytes:
     """Make a set; `number` tells it apart from the other new ones of its transaction."""
     family, parts = table.family, it.parts
     content = [text(SET_NAME, it.name)]
@@ -145,7 +145,7 @@ def new_set(table: Table, it: SetDefinition, number: int) -> bytes:
     return table_message(Message.NEWSET, NLM_F_CREATE | NLM_F_EXCL, table, *content)
 
 
-def parse_set(payload: bytes) -> SetDefinition:
+def parse_set(payload: bytes) -> NftSet:
     """The set as the kernel has it. One that kroute would not make has parts that no set of kroute's has."""
     [family, _version, _resource] = HEADER.unpack_from(payload)
     found = attributes(payload, HEADER.size)
@@ -156,7 +156,7 @@ def parse_set(payload: bytes) -> SetDefinition:
         parts += (f"at most {_number(described[DESCRIPTION_SIZE])}",)
     elif DESCRIPTION_CONCAT in described:
         parts += ("otherwise concatenated",)
-    return SetDefinition(to_text(found[SET_NAME]), parts)
+    return NftSet(to_text(found[SET_NAME]), parts)
 
 
 def parse_chain(payload: bytes) -> tuple[str, Chain]:
@@ -171,13 +171,13 @@ def parse_chain(payload: bytes) -> tuple[str, Chain]:
     return table, Chain(name, to_text(found[CHAIN_TYPE]), HOOKS[number], priority, drops=drops)
 
 
-def parse_rule(payload: bytes) -> tuple[int, Rule]:
+def parse_rule(payload: bytes) -> tuple[int, NftRule]:
     """The handle, and the rule."""
     found = attributes(payload, HEADER.size)
     listed = iterate_attributes(found.get(RULE_EXPRESSIONS, b""))
     expressions = tuple(attribute(LIST_ELEMENT, content) for _kind, content in listed)
     [handle] = _BE64.unpack(found[RULE_HANDLE])
-    return handle, Rule(to_text(found[RULE_CHAIN]), expressions, _comment(found.get(RULE_USERDATA, b"")))
+    return handle, NftRule(to_text(found[RULE_CHAIN]), expressions, _comment(found.get(RULE_USERDATA, b"")))
 
 
 def parse_generation(payload: bytes) -> tuple[int, str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 from kroute.kernel.set_elements import element_text
 
 Element: TypeAlias = tuple[str | int, ...]
-"""The fields of an element, by the parts of its set; see `SetDefinition`."""
+"""The fields of an element, by the parts of its set; see `NftSet`."""
 
 FAMILY_NAMES: dict[int, str] = {socket.AF_INET: "ip", socket.AF_INET6: "ip6"}
 
@@ -32,7 +32,7 @@ def is_interval(parts: Sequence[str]) -> bool:
     return tuple(parts) == ("net",)
 
 
-class SetDefinition(NamedTuple):
+class NftSet(NamedTuple):
     """A set, and what its elements consist of.
 
     Each part of an element has one field or two:
@@ -60,7 +60,7 @@ class Chain(NamedTuple):
     drops: bool = False
 
 
-class Rule(NamedTuple):
+class NftRule(NamedTuple):
     """A rule: the encoded expressions (`kroute.kernel.nftables.expressions`), and a comment of at most 127 bytes."""
 
     chain: str
@@ -74,9 +74,9 @@ class TableState(NamedTuple):
     While a table is dormant, no packet meets its chains.
     """
 
-    sets: dict[str, SetDefinition]
+    sets: dict[str, NftSet]
     chains: dict[str, Chain]
-    rules: list[tuple[int, Rule]]
+    rules: list[tuple[int, NftRule]]
     is_dormant: bool = False
 
 
@@ -100,7 +100,7 @@ class DeleteTable(NamedTuple):
 class AddSet(NamedTuple):
     """Make a set. Refused: EEXIST if one has the name."""
 
-    set: SetDefinition
+    set: NftSet
 
     def __str__(self) -> str:
         return f"add set {self.set.name}"
@@ -159,7 +159,7 @@ class AddRule(NamedTuple):
     is not for the hook; EMLINK if jumps go in a circle, which `validate` does not always find.
     """
 
-    rule: Rule
+    rule: NftRule
 
     def __str__(self) -> str:
         named = f' "{self.rule.comment}"' if self.rule.comment else ""
@@ -183,7 +183,7 @@ class AddElements(NamedTuple):
     that overlaps another one.
     """
 
-    set: SetDefinition
+    set: NftSet
     elements: tuple[Element, ...]
 
     def __str__(self) -> str:
@@ -193,7 +193,7 @@ class AddElements(NamedTuple):
 class DeleteElements(NamedTuple):
     """Delete elements from a set. Refused: ENOENT for one that the set does not have, and if there is no such set."""
 
-    set: SetDefinition
+    set: NftSet
     elements: tuple[Element, ...]
 
     def __str__(self) -> str:

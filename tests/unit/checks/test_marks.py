@@ -18,7 +18,7 @@ from kroute.kernel.net.policy_routing import PolicyRule
 from kroute.kernel.net.steering import TABLE
 from kroute.kernel.netlink.message import attribute, text
 from kroute.kernel.nftables.expressions import Ct, Meta, compare, ct, number, register, set_meta
-from kroute.kernel.nftables.objects import Chain, Rule, Table
+from kroute.kernel.nftables.objects import Chain, NftRule, Table
 from tests.builders import settings
 
 T = TypeVar("T")
@@ -54,10 +54,10 @@ class NftTable:
     """A table of another program, with one rule."""
 
     def __init__(self, *expressions: bytes) -> None:
-        self._rule = Rule("others", expressions)
+        self._rule = NftRule("others", expressions)
 
     async def rules(
-        self, table: Table, keep: Callable[[int, Rule], T | None]
+        self, table: Table, keep: Callable[[int, NftRule], T | None]
     ) -> tuple[int, dict[str, Chain], list[T]] | None:
         kept = keep(1, self._rule)
         return 1, {}, [kept] if kept is not None else []

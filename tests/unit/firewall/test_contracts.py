@@ -8,7 +8,7 @@ from kroute.firewall.iptables.firewall import IptablesFirewall
 from kroute.firewall.iptables.rules import family_rules
 from kroute.firewall.nftables.firewall import NftablesFirewall
 from kroute.firewall.nftables.rules import family_rules as nftables_rules
-from kroute.firewall.packets import Packet, Rules
+from kroute.firewall.packet_trace import Packet, Rules
 from kroute.firewall.sets import ROOM, Room, Sets
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts

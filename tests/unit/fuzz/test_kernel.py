@@ -61,7 +61,7 @@ from kroute.kernel.netlink.rtnetlink import (
     RTM_NEWROUTE,
 )
 from kroute.kernel.nftables.elements import decode_elements, elements_message, encode_element, parse_keys
-from kroute.kernel.nftables.expressions import Decision, Header, bitwise, compare, payload, verdict
+from kroute.kernel.nftables.expressions import Header, VerdictCode, bitwise, compare, payload, verdict
 from kroute.kernel.nftables.messages import Message as NftMessage
 from kroute.kernel.nftables.messages import (
     new_chain,
@@ -72,7 +72,7 @@ from kroute.kernel.nftables.messages import (
     parse_set,
 )
 from kroute.kernel.nftables.messages import parse_rule as parse_nft_rule
-from kroute.kernel.nftables.objects import Chain, Rule, SetDefinition, Table
+from kroute.kernel.nftables.objects import Chain, NftRule, NftSet, Table
 from tests.unit.fuzz.strategies import damaged, fuzzed
 from tests.unit.kernel.iptables.test_nft_rules import envelope
 
@@ -129,16 +129,16 @@ PORTS, NETS = ("ip", "port"), ("ip", "port", "net")
 PORT4, PORT6 = encode_entry(PORTS, ("10.0.0.1", 6, 80)), encode_entry(PORTS, ("fd00::1", 6, 80))
 NET4 = encode_entry(NETS, ("10.0.0.1", 6, 80, "10.0.0.0/8"))
 
-NFT_TABLE, OF_NETWORKS = Table(AF_INET, "kroute"), SetDefinition("s", ("ip", "port", "net"))
+NFT_TABLE, OF_NETWORKS = Table(AF_INET, "kroute"), NftSet("s", ("ip", "port", "net"))
 NFT_SET = new_set(NFT_TABLE, OF_NETWORKS, 1)[HEADER_SIZE:]
 NFT_CHAIN = new_chain(NFT_TABLE, Chain("input", "filter", "input", -5))[HEADER_SIZE:]
-NFT_RULE = new_rule(NFT_TABLE, Rule("input", (verdict(Decision.GOTO, "x"),), "why"))[HEADER_SIZE:] + attribute(
+NFT_RULE = new_rule(NFT_TABLE, NftRule("input", (verdict(VerdictCode.GOTO, "x"),), "why"))[HEADER_SIZE:] + attribute(
     3, bytes(8)
 )
 XT_MATCHES = (("tcp", bytes(12)), ("ipvs", bytes(40)), ("comment", b"why".ljust(256, b"\0")))
 XT_RULE = new_rule(
     NFT_TABLE,
-    Rule(
+    NftRule(
         "PREROUTING",
         (
             *(payload(1, Header.NETWORK, 16, 4), bitwise(1, b"\xff\xff\0\0", bytes(4)), compare(1, b"\x0a\0\0\0")),

@@ -3,7 +3,7 @@
 import socket
 
 from kroute.inspect.recording import Recorded, Recorder, RecordingNftables
-from kroute.kernel.nftables.expressions import Decision, verdict
+from kroute.kernel.nftables.expressions import VerdictCode, verdict
 from kroute.kernel.nftables.objects import (
     AddChain,
     AddElements,
@@ -17,8 +17,8 @@ from kroute.kernel.nftables.objects import (
     DeleteTable,
     FlushChain,
     NftChange,
-    Rule,
-    SetDefinition,
+    NftRule,
+    NftSet,
     Table,
     TableState,
 )
@@ -26,9 +26,9 @@ from tests.fakes.kernel import FakeKernel
 from tests.fakes.nftables import FakeNftables
 
 TABLE = Table(socket.AF_INET, "kroute")
-VIPS, OTHERS = SetDefinition("vip", ("ip",)), SetDefinition("others", ("ip",))
+VIPS, OTHERS = NftSet("vip", ("ip",)), NftSet("others", ("ip",))
 INPUT, PLAIN = Chain("input", "filter", "input", -5), Chain("plain")
-OLD, NEW = (Rule("input", (verdict(Decision.RETURN),), name) for name in ("old", "new"))
+OLD, NEW = (NftRule("input", (verdict(VerdictCode.RETURN),), name) for name in ("old", "new"))
 ONE = (("10.0.0.1",),)
 
 
@@ -43,7 +43,7 @@ async def recording(*changes: NftChange) -> tuple[RecordingNftables, Recorder, F
     return RecordingNftables(client, recorder), recorder, kernel
 
 
-async def elements(client: RecordingNftables, of: SetDefinition) -> list[tuple[str | int, ...]]:
+async def elements(client: RecordingNftables, of: NftSet) -> list[tuple[str | int, ...]]:
     return [it async for part in client.elements(TABLE, of) for it in part]
 
 

@@ -10,7 +10,7 @@ import pytest
 from kroute.checks.other_proxies import OTHER_PROXIES
 from kroute.kernel.errors import KernelError
 from kroute.kernel.nftables import expressions as e
-from kroute.kernel.nftables.objects import AddChain, AddRule, AddTable, Chain, NftChange, Rule, Table
+from kroute.kernel.nftables.objects import AddChain, AddRule, AddTable, Chain, NftChange, NftRule, Table
 from kroute.migration.removal import ATTEMPTS, remove_nft_rules
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.nftables import FakeNftables
@@ -23,8 +23,8 @@ SVC, SEP = "KUBE-SVC-NPX46M4PTMTKRN6Y", "KUBE-SEP-ABCDEFGHIJKLMNOP"
 HOOKS = (Chain("PREROUTING", "nat", "prerouting", -100), Chain("OUTPUT", "nat", "output", -100))
 
 
-def jump(chain: str, target: str) -> Rule:
-    return Rule(chain, (e.counter(), e.verdict(e.Decision.JUMP, target)))
+def jump(chain: str, target: str) -> NftRule:
+    return NftRule(chain, (e.counter(), e.verdict(e.VerdictCode.JUMP, target)))
 
 
 THEIRS: list[NftChange] = [
@@ -41,7 +41,7 @@ FOREIGN: list[NftChange] = [
     AddTable(),
     *map(AddChain, (*HOOKS, Chain("DOCKER"), Chain("KUBE-KUBELET-CANARY"))),
     AddRule(jump("PREROUTING", "DOCKER")),
-    AddRule(Rule("DOCKER", (e.verdict(e.Decision.RETURN),))),
+    AddRule(NftRule("DOCKER", (e.verdict(e.VerdictCode.RETURN),))),
 ]
 
 
@@ -53,7 +53,7 @@ class Disturbed(FakeNftables):
         self.meanwhile = list(meanwhile)
 
     async def rules(
-        self, table: Table, keep: Callable[[int, Rule], T | None]
+        self, table: Table, keep: Callable[[int, NftRule], T | None]
     ) -> tuple[int, dict[str, Chain], list[T]] | None:
         found = await super().rules(table, keep)
         if self.meanwhile:
@@ -69,7 +69,7 @@ async def node(*changes: NftChange) -> FakeKernel:
     return kernel
 
 
-def rules_of(kernel: FakeKernel) -> dict[str, list[Rule]]:
+def rules_of(kernel: FakeKernel) -> dict[str, list[NftRule]]:
     return {chain: [rule for _, rule in rules] for chain, rules in kernel.nft.tables[NAT].rules.items()}
 
 

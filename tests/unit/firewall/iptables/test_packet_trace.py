@@ -2,11 +2,9 @@
 
 import pytest
 
-from kroute.firewall.iptables.filter_rules import filter_rules, output_rules
-from kroute.firewall.iptables.nat_rules import masquerade_rules
-from kroute.firewall.iptables.packet_trace import trace
-from kroute.firewall.packet_trace import Fate, TraceResult
-from kroute.firewall.packets import Packet
+from kroute.firewall.iptables.packet_trace import trace_packet
+from kroute.firewall.iptables.rules import filter_rules, masquerade_rules, output_rules
+from kroute.firewall.packet_trace import Ending, Packet, TraceResult
 from kroute.firewall.sets import Sets
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
@@ -33,28 +31,28 @@ def packet(source: str = OUTSIDE, *, protocol: int = 6, port: int = 80, interfac
 
 
 def after_input(sets: Sets, one: Packet, settings: Settings = SETTINGS) -> TraceResult:
-    return trace(filter_rules(settings, Family.IPV4), "INPUT", one, sets)
+    return trace_packet(filter_rules(settings, Family.IPV4), "INPUT", one, sets)
 
 
 @pytest.mark.parametrize(
     ("sets", "one", "fate", "detail"),
     [
-        pytest.param(SERVED, packet(), Fate.NONE, "", id="a served port"),
-        pytest.param(SERVED, packet(port=22), Fate.REFUSED, "tcp-reset", id="a host port on a VIP"),
+        pytest.param(SERVED, packet(), Ending.NONE, "", id="a served port"),
+        pytest.param(SERVED, packet(port=22), Ending.REFUSED, "tcp-reset", id="a host port on a VIP"),
         pytest.param(
-            SERVED, packet(protocol=17), Fate.REFUSED, "icmp-port-unreachable", id="another protocol on a VIP"
+            SERVED, packet(protocol=17), Ending.REFUSED, "icmp-port-unreachable", id="another protocol on a VIP"
         ),
-        pytest.param(SERVED, packet()._replace(destination="10.9.9.9"), Fate.NONE, "", id="no VIP"),
-        pytest.param(EMPTY, packet(), Fate.REFUSED, "tcp-reset", id="no endpoint"),
-        pytest.param(NO_LOCAL, packet(), Fate.REFUSED, "tcp-reset", id="no local endpoint, from outside"),
-        pytest.param(NO_LOCAL, packet(POD), Fate.NONE, "", id="no local endpoint, from a pod"),
-        pytest.param(RESTRICTED, packet(), Fate.DROPPED, "", id="not in the source ranges"),
-        pytest.param(RESTRICTED, packet(ALLOWED), Fate.NONE, "", id="in the source ranges"),
+        pytest.param(SERVED, packet()._replace(destination="10.9.9.9"), Ending.NONE, "", id="no VIP"),
+        pytest.param(EMPTY, packet(), Ending.REFUSED, "tcp-reset", id="no endpoint"),
+        pytest.param(NO_LOCAL, packet(), Ending.REFUSED, "tcp-reset", id="no local endpoint, from outside"),
+        pytest.param(NO_LOCAL, packet(POD), Ending.NONE, "", id="no local endpoint, from a pod"),
+        pytest.param(RESTRICTED, packet(), Ending.DROPPED, "", id="not in the source ranges"),
+        pytest.param(RESTRICTED, packet(ALLOWED), Ending.NONE, "", id="in the source ranges"),
     ],
 )
-def test_the_filter(sets: Sets, one: Packet, fate: Fate, detail: str) -> None:
+def test_the_filter(sets: Sets, one: Packet, fate: Ending, detail: str) -> None:
     outcome = after_input(sets, one)
-    assert (outcome.fate, outcome.detail) == (fate, detail)
+    assert (outcome.ending, outcome.detail) == (fate, detail)
 
 
 def test_why_is_the_rules_own_comment() -> None:
@@ -64,24 +62,24 @@ def test_why_is_the_rules_own_comment() -> None:
 
 @pytest.mark.parametrize(
     ("interface", "fate"),
-    [("cbr0", Fate.NONE), ("eth0", Fate.REFUSED), ("", Fate.REFUSED)],
+    [("cbr0", Ending.NONE), ("eth0", Ending.REFUSED), ("", Ending.REFUSED)],
     ids=["pod", "wire", "own process"],
 )
-def test_pods_are_told_by_their_bridge(interface: str, fate: Fate) -> None:
+def test_pods_are_told_by_their_bridge(interface: str, fate: Ending) -> None:
     settings = Settings(node_name="node1", detect_local_mode="BridgeInterface", pod_bridge_interface="cbr0")
-    assert after_input(NO_LOCAL, packet(interface=interface), settings).fate is fate
+    assert after_input(NO_LOCAL, packet(interface=interface), settings).ending is fate
 
 
 def test_pods_are_told_by_the_names_of_their_interfaces() -> None:
     settings = Settings(node_name="node1", detect_local_mode="InterfaceNamePrefix", pod_interface_name_prefix="veth")
-    assert after_input(NO_LOCAL, packet(interface="veth12"), settings).fate is Fate.NONE
-    assert after_input(NO_LOCAL, packet(interface="eth0"), settings).fate is Fate.REFUSED
+    assert after_input(NO_LOCAL, packet(interface="veth12"), settings).ending is Ending.NONE
+    assert after_input(NO_LOCAL, packet(interface="eth0"), settings).ending is Ending.REFUSED
 
 
 def test_this_nodes_own_calls_are_held_to_the_source_ranges() -> None:
     own = packet("192.168.1.5", interface="")
-    assert trace(output_rules(Family.IPV4), "OUTPUT", own, RESTRICTED).fate is Fate.DROPPED
-    assert trace(output_rules(Family.IPV4), "OUTPUT", own, SERVED).fate is Fate.NONE
+    assert trace_packet(output_rules(Family.IPV4), "OUTPUT", own, RESTRICTED).ending is Ending.DROPPED
+    assert trace_packet(output_rules(Family.IPV4), "OUTPUT", own, SERVED).ending is Ending.NONE
 
 
 @pytest.mark.parametrize(
@@ -104,27 +102,29 @@ def test_this_nodes_own_calls_are_held_to_the_source_ranges() -> None:
 )
 def test_the_mark_and_what_it_does(sets: Sets, source: str, settings: Settings, marked: bool) -> None:
     rules = masquerade_rules(settings, Family.IPV4, NODE, random_fully=True)
-    mark = trace(rules, "PREROUTING", packet(source), sets).mark
+    mark = trace_packet(rules, "PREROUTING", packet(source), sets).mark
     assert bool(mark) is marked
     leaving = packet(source)._replace(destination="172.20.2.7", port=8080, mark=mark)
-    assert trace(rules, "POSTROUTING", leaving, sets).fate == (Fate.TRANSLATED if marked else Fate.NONE)
+    assert trace_packet(rules, "POSTROUTING", leaving, sets).ending == (Ending.TRANSLATED if marked else Ending.NONE)
 
 
 def test_a_pod_that_reaches_itself_is_masqueraded() -> None:
     rules = masquerade_rules(SETTINGS, Family.IPV4, NODE, random_fully=False)
     sets = {AddressSet.HAIRPIN: {(POD, 6, 8080, POD)}}
     itself = Packet(6, POD, POD, 8080, "cbr0")
-    assert trace(rules, "POSTROUTING", itself, sets).fate is Fate.TRANSLATED
-    assert trace(rules, "POSTROUTING", itself._replace(destination="172.20.1.3"), sets).fate is Fate.NONE
+    assert trace_packet(rules, "POSTROUTING", itself, sets).ending is Ending.TRANSLATED
+    assert trace_packet(rules, "POSTROUTING", itself._replace(destination="172.20.1.3"), sets).ending is Ending.NONE
 
 
 def test_the_source_may_be_the_nodes_address() -> None:
     rules = masquerade_rules(Settings(node_name="n", snat_source="node-ip"), Family.IPV4, NODE, random_fully=True)
-    outcome = trace(rules, "POSTROUTING", packet()._replace(mark=0x4000), {})
-    assert (outcome.fate, outcome.detail, outcome.mark) == (Fate.TRANSLATED, "192.168.1.5", 0)
+    outcome = trace_packet(rules, "POSTROUTING", packet()._replace(mark=0x4000), {})
+    assert (outcome.ending, outcome.detail, outcome.mark) == (Ending.TRANSLATED, "192.168.1.5", 0)
 
 
 def test_ipv6_is_refused_by_icmpv6() -> None:
     sets = {AddressSet.VIP: {("fd00::1",)}}
-    outcome = trace(filter_rules(SETTINGS, Family.IPV6), "INPUT", Packet(17, "fd00:9::9", "fd00::1", 53, "eth0"), sets)
+    outcome = trace_packet(
+        filter_rules(SETTINGS, Family.IPV6), "INPUT", Packet(17, "fd00:9::9", "fd00::1", 53, "eth0"), sets
+    )
     assert outcome.detail == "icmp6-port-unreachable"

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kroute.firewall.iptables.address_sets import set_definitions
-from kroute.firewall.iptables.filter_rules import filter_rules, mangle_rules, output_rules
-from kroute.firewall.iptables.nat_rules import masquerade_rules
-from kroute.firewall.iptables.set_growth import LARGER
+from kroute.firewall.iptables.address_sets import LARGER, set_definitions
+from kroute.firewall.iptables.rules import filter_rules, mangle_rules, masquerade_rules, output_rules
 from kroute.kernel.iptables.rule import parse_rule
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.model.addresses import Family

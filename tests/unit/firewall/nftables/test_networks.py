@@ -5,7 +5,7 @@ from ipaddress import ip_network
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.firewall.nftables.networks import Networks, outermost
+from kroute.firewall.nftables.contents import Networks, outermost
 
 ALL, HALF, QUARTER, BESIDE = "10.0.0.0/8", "10.128.0.0/9", "10.192.0.0/10", "11.0.0.0/8"
 NETWORKS = st.sampled_from(

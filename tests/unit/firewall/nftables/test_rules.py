@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from kroute.firewall import reasons
-from kroute.firewall.nftables.chains import ChainRules, trace
 from kroute.firewall.nftables.names import DEFINITIONS, set_name
-from kroute.firewall.nftables.rules import FamilyRules, family_rules
-from kroute.firewall.packet_trace import Fate, Hook, TraceResult
-from kroute.firewall.packets import Packet
+from kroute.firewall.nftables.rules import ChainRules, NftablesRules, family_rules, trace_packet
+from kroute.firewall.packet_trace import Ending, Hook, Packet, TraceResult
 from kroute.firewall.sets import SHAPES, Sets
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
@@ -40,17 +38,17 @@ CIDR = {"cluster_cidrs": ("172.20.0.0/16",)}
 MODES = [CIDR, NODE_CIDR, BRIDGE, PREFIX]
 
 
-def rules(family: Family = Family.IPV4, node: NodeFacts = NODE, **settings: object) -> FamilyRules:
+def rules(family: Family = Family.IPV4, node: NodeFacts = NODE, **settings: object) -> NftablesRules:
     return family_rules(Settings("node3", **settings), family, node)
 
 
-def chain(name: str, found: FamilyRules) -> list[str]:
+def chain(name: str, found: NftablesRules) -> list[str]:
     """Return a chain's rules without their comments."""
     [one] = [it for it in found.chains if it.name == name]
     return [it.text.removesuffix(f' comment "{it.comment}"') for it in one.rules]
 
 
-def render(found: FamilyRules) -> str:
+def render(found: NftablesRules) -> str:
     return "".join(line + "\n" for it in found.chains for line in lines(it))
 
 
@@ -175,7 +173,7 @@ SERVED: Sets = {AddressSet.VIP: {("10.96.0.1",)}, AddressSet.CLUSTER_IP: {("10.9
 
 
 def after(hook: Hook, packet: Packet, sets: Sets, family: Family = Family.IPV4) -> TraceResult:
-    return trace(rules(family, **CIDR).chains, hook, packet, sets)
+    return trace_packet(rules(family, **CIDR).chains, hook, packet, sets)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +191,7 @@ def test_each_protocol_is_refused_so_that_its_client_gives_up(family: Family, pr
     address, client = ("10.96.0.1", "192.0.2.1") if family is Family.IPV4 else ("fd00:96::1", "2001:db8::1")
     sets = {AddressSet.VIP: {(address,)}}
     found = after(Hook.INPUT, Packet(protocol, client, address, 22, "eth0"), sets, family)
-    assert (found.fate, found.detail) == (Fate.REFUSED, how)
+    assert (found.ending, found.detail) == (Ending.REFUSED, how)
     assert found.met == (reasons.VIP, reasons.HOST_PORT, reasons.REFUSED)
 
 
@@ -203,4 +201,4 @@ def test_a_trace_names_the_rules_that_decide_and_none_that_only_leads_to_them() 
     marked = after(Hook.NAT_PREROUTING, packet, SERVED)
     assert (marked.met, marked.mark) == ((reasons.OTHERS_TO_CLUSTER_IP,), 0x4000)
     left = after(Hook.NAT_POSTROUTING, packet._replace(mark=0x4001), SERVED)
-    assert (left.fate, left.met, left.mark) == (Fate.TRANSLATED, (reasons.MARKED,), 1)
+    assert (left.ending, left.met, left.mark) == (Ending.TRANSLATED, (reasons.MARKED,), 1)

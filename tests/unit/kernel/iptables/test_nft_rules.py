@@ -17,7 +17,7 @@ from kroute.kernel.nftables.objects import (
     DeleteChain,
     DeleteRule,
     FlushChain,
-    Rule,
+    NftRule,
     Table,
 )
 from tests.fakes.kernel import FakeKernel
@@ -25,7 +25,7 @@ from tests.fakes.nftables import FakeNftables
 
 NAT, NAT6 = Table(socket.AF_INET, "nat"), Table(socket.AF_INET6, "nat")
 PREROUTING = Chain("PREROUTING", "nat", "prerouting", -100)
-JUMP = e.verdict(e.Decision.JUMP, "KUBE-SERVICES")
+JUMP = e.verdict(e.VerdictCode.JUMP, "KUBE-SERVICES")
 
 
 def envelope(kind: str, name: str, said: bytes = b"") -> bytes:
@@ -51,7 +51,7 @@ PORT = e.payload(1, e.Header.TRANSPORT, 2, 2), e.compare(1, struct.pack("!H", 80
 XT_TCP = struct.pack("=HHHHBBBB", 0, 65535, 80, 80, 0, 0, 0, 0)
 
 
-async def read(*rules: Rule, table: Table = NAT, chains: tuple[Chain, ...] = ()) -> SavedTable:
+async def read(*rules: NftRule, table: Table = NAT, chains: tuple[Chain, ...] = ()) -> SavedTable:
     kernel = FakeKernel()
     async with FakeNftables(kernel) as nftables:
         changes = [AddTable(), *map(AddChain, (PREROUTING, Chain("KUBE-SERVICES"), *chains)), *map(AddRule, rules)]
@@ -66,8 +66,8 @@ async def read(*rules: Rule, table: Table = NAT, chains: tuple[Chain, ...] = ())
     ("expressions", "words"),
     [
         ((JUMP,), "-j KUBE-SERVICES"),
-        ((e.verdict(e.Decision.GOTO, "KUBE-SERVICES"),), "-g KUBE-SERVICES"),
-        ((e.counter(), e.verdict(e.Decision.RETURN)), "-j RETURN"),
+        ((e.verdict(e.VerdictCode.GOTO, "KUBE-SERVICES"),), "-g KUBE-SERVICES"),
+        ((e.counter(), e.verdict(e.VerdictCode.RETURN)), "-j RETURN"),
         ((comment(b"two words"), e.counter(), JUMP), '-m comment --comment "two words" -j KUBE-SERVICES'),
         ((comment(b'a "b" \\'), JUMP), '-m comment --comment "a \\"b\\" \\\\" -j KUBE-SERVICES'),
         ((comment(b"\xff"), JUMP), '-m comment --comment "\ufffd" -j KUBE-SERVICES'),
@@ -97,31 +97,31 @@ async def read(*rules: Rule, table: Table = NAT, chains: tuple[Chain, ...] = ())
     ],
 )  # fmt: skip
 async def test_a_rule_is_told_in_the_words_of_iptables_save(expressions: tuple[bytes, ...], words: str) -> None:
-    [rule] = (await read(Rule("PREROUTING", expressions))).rules
+    [rule] = (await read(NftRule("PREROUTING", expressions))).rules
     assert rule.text == f"PREROUTING {words}".strip()
     assert rule.target == words.rpartition("-j " if "-j " in words else "-g ")[2].partition(" ")[0]
 
 
 async def test_a_comment_of_nfts_own_is_one_of_iptables_too() -> None:
-    [rule] = (await read(Rule("PREROUTING", (JUMP,), "kubernetes service portals"))).rules
+    [rule] = (await read(NftRule("PREROUTING", (JUMP,), "kubernetes service portals"))).rules
     assert rule.text == 'PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES'
 
 
 async def test_addresses_of_ipv6_are_at_other_places() -> None:
     to = e.payload(1, e.Header.NETWORK, 24, 16), e.compare(1, socket.inet_pton(socket.AF_INET6, "2001:db8::9"))
-    [rule] = (await read(Rule("PREROUTING", (*to, JUMP)), table=NAT6)).rules
+    [rule] = (await read(NftRule("PREROUTING", (*to, JUMP)), table=NAT6)).rules
     assert (rule.after("-d"), rule.target) == ("2001:db8::9/128", "KUBE-SERVICES")
 
 
 async def test_of_other_chains_only_the_jumps_to_theirs_are_kept() -> None:
     chains = (Chain("DOCKER"), Chain("KUBE-SEP-1"), Chain("prerouting", "nat", "prerouting", -90))
     table = await read(
-        Rule("KUBE-SERVICES", (e.verdict(e.Decision.GOTO, "KUBE-SEP-1"),)),
-        Rule("KUBE-SEP-1", (envelope("target", "DNAT"),)),
-        Rule("KUBE-SEP-1", ()),
-        Rule("DOCKER", (JUMP,)),
-        Rule("prerouting", (JUMP,)),
-        Rule("PREROUTING", (e.verdict(e.Decision.JUMP, "DOCKER"),)),
+        NftRule("KUBE-SERVICES", (e.verdict(e.VerdictCode.GOTO, "KUBE-SEP-1"),)),
+        NftRule("KUBE-SEP-1", (envelope("target", "DNAT"),)),
+        NftRule("KUBE-SEP-1", ()),
+        NftRule("DOCKER", (JUMP,)),
+        NftRule("prerouting", (JUMP,)),
+        NftRule("PREROUTING", (e.verdict(e.VerdictCode.JUMP, "DOCKER"),)),
         chains=chains,
     )
     assert table.policies == {"PREROUTING": "ACCEPT"}
@@ -134,7 +134,7 @@ async def test_of_other_chains_only_the_jumps_to_theirs_are_kept() -> None:
 
 
 async def test_a_deletion_names_rules_by_handle_and_empties_chains_before_any_is_deleted() -> None:
-    [rule] = (await read(Rule("PREROUTING", (JUMP,)))).rules
+    [rule] = (await read(NftRule("PREROUTING", (JUMP,)))).rules
     assert deletion_of([rule], ["A", "B"]) == [
         DeleteRule("PREROUTING", rule.handle), FlushChain("A"), FlushChain("B"), DeleteChain("A"), DeleteChain("B"),
     ]  # fmt: skip

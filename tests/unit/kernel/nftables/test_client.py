@@ -14,12 +14,12 @@ from kroute.kernel.nftables import client as client_module
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.elements import elements_message, encode_element
 from kroute.kernel.nftables.messages import NFNL_SUBSYS_NFTABLES, Message, query
-from kroute.kernel.nftables.objects import Element, SetDefinition, Table
+from kroute.kernel.nftables.objects import Element, NftSet, Table
 from kroute.kernel.nftables.table_monitor import TableMonitor
 
 TABLE = Table(socket.AF_INET, "kroute")
 OTHER = Table(socket.AF_INET, "other")
-PORTS = SetDefinition("cluster-ip", ("ip", "port"))
+PORTS = NftSet("cluster-ip", ("ip", "port"))
 ONE, TWO, THREE = (("10.0.0.1", 6, port) for port in (1, 2, 3))
 
 
@@ -38,7 +38,7 @@ class Kernel:
         return [parse(part) for part in self.listings.pop(0)]
 
 
-async def read(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, of: SetDefinition = PORTS) -> set[Element]:
+async def read(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, of: NftSet = PORTS) -> set[Element]:
     monkeypatch.setattr(client_module, "REHASH_SECONDS", 0)
     client = Nftables()
     monkeypatch.setattr(client, "_netlink", kernel)
@@ -60,7 +60,7 @@ async def test_a_set_that_is_always_rehashed_is_an_error(monkeypatch: pytest.Mon
 
 async def test_elements_of_another_kind_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KernelError, match="make it again"):
-        await read(monkeypatch, Kernel([listing(ONE)]), SetDefinition("cluster-ip", ("ip", "port", "ip")))
+        await read(monkeypatch, Kernel([listing(ONE)]), NftSet("cluster-ip", ("ip", "port", "ip")))
 
 
 def event(kind: Message, table: Table, *more: bytes) -> bytes:

@@ -7,11 +7,11 @@ import pytest
 from kroute.kernel.nftables.elements import Key, decode_elements, encode_element, parse_keys
 from kroute.kernel.nftables.elements import elements_message as encode_message
 from kroute.kernel.nftables.messages import Message
-from kroute.kernel.nftables.objects import Element, SetDefinition, Table
+from kroute.kernel.nftables.objects import Element, NftSet, Table
 from kroute.kernel.nftables.set_keys import encode_key, flags_of, key_length, key_type, parts_of
 
 T4, T6 = Table(socket.AF_INET, "kroute"), Table(socket.AF_INET6, "kroute")
-NETWORKS = SetDefinition("pod-network", ("net",))
+NETWORKS = NftSet("pod-network", ("net",))
 PARTS = [("ip",), ("ip", "port"), ("ip", "port", "ip"), ("ip", "port", "net"), ("net",)]
 
 
@@ -97,7 +97,7 @@ def test_a_range_that_is_no_network_is_the_networks_that_it_consists_of() -> Non
 )
 def test_a_network_behind_other_parts_is_its_first_and_last_address(table: Table, element: Element, ends: str) -> None:
     """Another program may add two addresses that are no network's. They must have a name by which they are deleted."""
-    ranges = SetDefinition("source-network", ("ip", "port", "net"))
+    ranges = NftSet("source-network", ("ip", "port", "net"))
     key, last = encode_key(table.family, ranges.parts, element)
     assert (key[-len(bytes.fromhex(ends)) :], last) == (bytes.fromhex(ends), key)
     assert list(decode_elements(table, ranges, [Key(key)])) == [element]

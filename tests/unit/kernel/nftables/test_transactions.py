@@ -7,7 +7,7 @@ from kroute.kernel.errors import Failure
 from kroute.kernel.netlink.message import attribute, iterate_attributes
 from kroute.kernel.nftables import expressions as e
 from kroute.kernel.nftables.elements import MESSAGE_ELEMENTS, parse_keys
-from kroute.kernel.nftables.objects import AddElements, AddTable, DeleteElements, Element, SetDefinition, Table
+from kroute.kernel.nftables.objects import AddElements, AddTable, DeleteElements, Element, NftSet, Table
 from kroute.kernel.nftables.transactions import (
     FIRST_PORTION,
     LARGEST_PORTION,
@@ -19,7 +19,7 @@ from kroute.kernel.nftables.transactions import (
 )
 
 T4, T6 = Table(socket.AF_INET, "kroute"), Table(socket.AF_INET6, "kroute")
-VIPS = SetDefinition("vip", ("ip",))
+VIPS = NftSet("vip", ("ip",))
 
 
 def vips(*numbers: int) -> tuple[Element, ...]:
@@ -36,7 +36,7 @@ async def test_the_first_message_has_one_element_since_the_kernel_echoes_it() ->
 
 
 async def test_the_longest_elements_fit_into_a_message() -> None:
-    ranges = SetDefinition("source-network", ("ip", "port", "net"))
+    ranges = NftSet("source-network", ("ip", "port", "net"))
     longest = tuple((f"fd00::{it:x}", 6, 80, f"fd00:{it:x}::/64") for it in range(1, MESSAGE_ELEMENTS + 1))
     pieces, _unfit = await encode(T6, [AddTable(), AddElements(ranges, longest)])
     [(_kind, listed)] = [it for it in iterate_attributes(pieces[1].message, 20) if it[0] == 3]
