@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hash
 from inspect import isawaitable
 from typing import Any, ClassVar, Generic, NamedTuple, Never, Self, TypeVar, cast, get_args
 
-from kroute.kernel import clients, firewall_clients
+from kroute.kernel import clients
 from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import AddEntry, DeleteEntry, Element, SetChange, SetDefinition
@@ -340,7 +340,7 @@ class RecordingTunnels(
         return []
 
 
-class RecordingIpset(Recording[firewall_clients.IpsetClient], reads=("digest",)):
+class RecordingIpset(Recording[clients.IpsetClient], reads=("digest",)):
     """The sets and their entries."""
 
     async def names(self) -> set[str]:
@@ -373,12 +373,12 @@ class RecordingIpset(Recording[firewall_clients.IpsetClient], reads=("digest",))
         self._note("set", DELETE, f"destroy set {name}")
 
 
-class RecordingXtables(Recording[firewall_clients.XtablesClient], reads=("is_used", "chains", "digest")):
+class RecordingXtables(Recording[clients.XtablesClient], reads=("is_used", "chains", "digest")):
     """The rules of one family. Unreadable tables are no error of the dry run: the family may not exist on the node."""
 
     is_needed = False
 
-    def __init__(self, client: firewall_clients.XtablesClient, recorder: Recorder, family_name: str) -> None:
+    def __init__(self, client: clients.XtablesClient, recorder: Recorder, family_name: str) -> None:
         super().__init__(client, recorder)
         self._family_name = family_name
 
@@ -412,11 +412,11 @@ class RecordingXtables(Recording[firewall_clients.XtablesClient], reads=("is_use
 
 
 class RecordingNftables(
-    Recording[firewall_clients.NftablesClient], reads=("chains", "tables", "validate", "foreign_generation")
+    Recording[clients.NftablesClient], reads=("chains", "tables", "validate", "foreign_generation")
 ):
     """Tables with their sets, chains and rules. What is recorded counts as made when a table is read again."""
 
-    def __init__(self, client: firewall_clients.NftablesClient, recorder: Recorder) -> None:
+    def __init__(self, client: clients.NftablesClient, recorder: Recorder) -> None:
         super().__init__(client, recorder)
         self._emptied: set[tuple[nft.Table, str]] = set()
         """Sets that have no elements but recorded ones."""

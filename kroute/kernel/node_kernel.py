@@ -9,23 +9,25 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, cast, get_args
 
 import msgspec
 
 from kroute.kernel.clients import (
     AddressClient,
     ConntrackClient,
+    IpsetClient,
     IpvsClient,
     LinkClient,
     MonitorFactory,
+    NftablesClient,
     RouteClient,
     SysctlClient,
     TunnelClient,
+    XtablesClient,
 )
 from kroute.kernel.conntrack import Conntrack
 from kroute.kernel.errors import KernelError
-from kroute.kernel.firewall_clients import IpsetClient, NftablesClient, XtablesClient
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.modules import kernel_version
 from kroute.kernel.net.addresses import Addresses
@@ -36,9 +38,11 @@ from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.kernel.sysctl import PROC_SYS, Sysctls
 
 if TYPE_CHECKING:
+    from kroute.kernel.ipset import Ipset
     from kroute.kernel.iptables.nft_tables import NftTables
     from kroute.kernel.iptables.xtables import Xtables
     from kroute.kernel.netlink.client import NetlinkClient
+    from kroute.kernel.nftables.client import Nftables
 
 ClientName: TypeAlias = Literal["links", "ipvs", "addresses", "routes", "conntrack", "ipset", "xtables", "nftables"]
 """A client that must be opened before it is used."""
@@ -86,8 +90,8 @@ async def open_kernel(
         KernelError: the kernel lacks a protocol, or a library is missing.
     """
     links, ipvs, addresses, routes = Links(), Ipvs(), Addresses(), Routes()
-    ipset, nftables, conntrack = _ipset(only), _nftables(only), Conntrack()
-    sockets: dict[ClientName, NetlinkClient] = {
+    conntrack, ipset, nftables = Conntrack(), _ipset(only), _nftables(only)
+    sockets: dict[ClientName, NetlinkClient | None] = {
         "links": links,
         "ipvs": ipvs,
         "addresses": addresses,
@@ -96,11 +100,11 @@ async def open_kernel(
         "conntrack": conntrack,
         "nftables": nftables,
     }
+    opened = {name: client for name, client in sockets.items() if client is not None and name in only}
     xtables, nft = _tables() if "xtables" in only else ({}, {})
     async with AsyncExitStack() as stack:
-        clients: list[AbstractAsyncContextManager[object]] = [it for name, it in sockets.items() if name in only]
-        clients += xtables.values()
-        for client in clients:
+        contexts: list[AbstractAsyncContextManager[object]] = [*opened.values(), *xtables.values()]
+        for client in contexts:
             await stack.enter_async_context(client)
         is_writer = {"addresses", "routes"} <= set(only)
         own = OwnPorts(addresses.port, routes.port) if is_writer else None  # a start makes several events a VIP
@@ -109,16 +113,16 @@ async def open_kernel(
             ipvs=ipvs,
             addresses=addresses,
             routes=routes,
-            ipset=ipset,
+            ipset=ipset or cast(IpsetClient, _Closed("ipset")),
             conntrack=conntrack,
             xtables=xtables,
-            nftables=nftables,
+            nftables=nftables or cast(NftablesClient, _Closed("nftables")),
             sysctls=Sysctls(proc_sys),
-            tunnels=_Tunnels(proc_sys),
+            tunnels=cast(TunnelClient, _Tunnels(proc_sys)),
             version=kernel_version(),
             monitor=partial(Monitor, own=own),
             nft=nft,
-            sockets={name: client.statistics for name, client in sockets.items() if name in only},
+            sockets={name: client.statistics for name, client in opened.items()},
         )
 
 
@@ -128,7 +132,7 @@ class _Closed:
     def __init__(self, name: ClientName) -> None:
         self._name = name
 
-    def __getattr__(self, _name: str) -> Any:
+    def __getattr__(self, _name: str) -> NoReturn:
         raise KernelError(f"the kernel client {self._name} is not open")
 
 
@@ -138,32 +142,32 @@ class _Tunnels:
     def __init__(self, proc_sys: Path) -> None:
         self._proc_sys = proc_sys
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         from kroute.kernel.pods.client import Tunnels  # noqa: PLC0415
 
         return getattr(Tunnels(self._proc_sys), name)
 
 
-def _ipset(only: Collection[ClientName]) -> Any:
+def _ipset(only: Collection[ClientName]) -> "Ipset | None":
     if "ipset" not in only:
-        return _Closed("ipset")
-    from kroute.kernel.ipset import Ipset  # noqa: PLC0415  only for who asks for sets
+        return None
+    from kroute.kernel.ipset import Ipset  # noqa: PLC0415  only for a caller that asks for sets
 
     return Ipset()
 
 
-def _nftables(only: Collection[ClientName]) -> Any:
+def _nftables(only: Collection[ClientName]) -> "Nftables | None":
     if "nftables" not in only:
-        return _Closed("nftables")
-    from kroute.kernel.nftables.client import Nftables  # noqa: PLC0415  only for who asks for nf_tables
+        return None
+    from kroute.kernel.nftables.client import Nftables  # noqa: PLC0415  only for a caller that asks for nf_tables
 
     return Nftables()
 
 
 def _tables() -> "tuple[dict[int, Xtables], dict[int, NftTables]]":
     """A client for the tables of each family, and one for those of iptables-nft."""
-    from kroute.kernel.iptables.nft_tables import NftTables  # noqa: PLC0415  only for who asks for iptables
+    from kroute.kernel.iptables.nft_tables import NftTables  # noqa: PLC0415  only for a caller that asks for iptables
     from kroute.kernel.iptables.xtables import Xtables  # noqa: PLC0415
 
     families = (socket.AF_INET, socket.AF_INET6)
-    return {it: Xtables(it) for it in families}, {it: NftTables(it) for it in families}
+    return {family: Xtables(family) for family in families}, {family: NftTables(family) for family in families}

@@ -10,8 +10,8 @@ from functools import lru_cache
 import structlog
 
 from kroute.firewall.sets import ROOM, SHAPES, FullSets, Room
+from kroute.kernel.clients import IpsetClient
 from kroute.kernel.errors import KernelError
-from kroute.kernel.firewall_clients import IpsetClient
 from kroute.kernel.ipset import AddEntry, SetDefinition
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet

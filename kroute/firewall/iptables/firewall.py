@@ -14,9 +14,9 @@ from kroute.firewall.iptables.rules import IptablesRules
 from kroute.firewall.iptables.tables import LEGACY, IptablesTables
 from kroute.firewall.protocol import Prerequisites, SetCount
 from kroute.firewall.sets import ROOM, SHAPES, Capacity, Room, Sets
+from kroute.kernel.clients import IpsetClient, XtablesClient
 from kroute.kernel.digest import LastLook
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.firewall_clients import IpsetClient, XtablesClient
 from kroute.kernel.ipset import IPSET_ERR_HASH_FULL, AddEntry, DeleteEntry, SetChange, SetDefinition
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts

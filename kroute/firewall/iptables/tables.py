@@ -16,9 +16,9 @@ import structlog
 
 from kroute.firewall.iptables.address_sets import PREFIX
 from kroute.firewall.iptables.rules import IptablesRules, accepting_rules, family_rules
+from kroute.kernel.clients import XtablesClient
 from kroute.kernel.digest import Digest
 from kroute.kernel.errors import KernelError
-from kroute.kernel.firewall_clients import XtablesClient
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts

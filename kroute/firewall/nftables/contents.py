@@ -13,8 +13,8 @@ import structlog
 
 from kroute.firewall.nftables.names import BY_NAME, DEFINITIONS, TABLES, full_name, set_name
 from kroute.firewall.sets import SHAPES, FullSets, Room
+from kroute.kernel.clients import NftablesClient
 from kroute.kernel.errors import KernelError, describe_errno
-from kroute.kernel.firewall_clients import NftablesClient
 from kroute.kernel.nftables.objects import (
     AddElements,
     DeleteElements,

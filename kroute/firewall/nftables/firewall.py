@@ -9,7 +9,7 @@ from kroute.firewall.nftables.rules import NftablesRules
 from kroute.firewall.nftables.tables import NftablesTables
 from kroute.firewall.protocol import Prerequisites, SetCount
 from kroute.firewall.sets import ROOM, Capacity, Room, Sets
-from kroute.kernel.firewall_clients import NftablesClient
+from kroute.kernel.clients import NftablesClient
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Element, SetEntry

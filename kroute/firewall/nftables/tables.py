@@ -13,8 +13,8 @@ import structlog
 
 from kroute.firewall.nftables.names import DEFINITIONS, TABLE, TABLES
 from kroute.firewall.nftables.rules import NftablesRules, family_rules
+from kroute.kernel.clients import NftablesClient
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.firewall_clients import NftablesClient
 from kroute.kernel.nftables.expressions import is_as_wanted
 from kroute.kernel.nftables.objects import (
     AddChain,

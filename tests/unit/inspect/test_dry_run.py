@@ -8,7 +8,7 @@ import pytest
 
 from kroute.inspect import recording
 from kroute.inspect.dry_run import PlannedChanges, dry_run
-from kroute.kernel import clients, firewall_clients
+from kroute.kernel import clients
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import DeleteEntry, Ipset
 from kroute.kernel.ipvs.objects import AddVirtualServer, DeleteRealServer, SyncDaemon, SyncRole, VirtualServerOptions
@@ -159,9 +159,9 @@ PROTOCOLS = {
     recording.RecordingRoutes: clients.RouteClient,
     recording.RecordingSysctls: clients.SysctlClient,
     recording.NoConntrack: clients.ConntrackClient,
-    recording.RecordingIpset: firewall_clients.IpsetClient,
-    recording.RecordingXtables: firewall_clients.XtablesClient,
-    recording.RecordingNftables: firewall_clients.NftablesClient,
+    recording.RecordingIpset: clients.IpsetClient,
+    recording.RecordingXtables: clients.XtablesClient,
+    recording.RecordingNftables: clients.NftablesClient,
     recording.RecordingTunnels: clients.TunnelClient,
 }
 

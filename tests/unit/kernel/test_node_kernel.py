@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from kroute.inspect.recording import Recorder, recording
-from kroute.kernel import clients, firewall_clients
+from kroute.kernel import clients
 from kroute.kernel.errors import KernelError
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from tests.fakes.kernel import FakeKernel
@@ -16,11 +16,11 @@ PROTOCOLS = {
     "ipvs": clients.IpvsClient,
     "addresses": clients.AddressClient,
     "routes": clients.RouteClient,
-    "ipset": firewall_clients.IpsetClient,
+    "ipset": clients.IpsetClient,
     "conntrack": clients.ConntrackClient,
-    "xtables": firewall_clients.XtablesClient,
-    "nft": firewall_clients.XtablesClient,
-    "nftables": firewall_clients.NftablesClient,
+    "xtables": clients.XtablesClient,
+    "nft": clients.XtablesClient,
+    "nftables": clients.NftablesClient,
     "sysctls": clients.SysctlClient,
     "tunnels": clients.TunnelClient,
 }
