@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 from structlog.testing import capture_logs
 
-from kroute import backoff
-from kroute import start as start_of_an_agent
+from kroute.agent import start as start_of_an_agent
+from kroute.base import backoff
 from kroute.checks import running_proxies
 from kroute.director import director
 from kroute.director.settings import DirectorSettings

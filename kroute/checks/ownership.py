@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from kroute.backoff import retry_when_exhausted
+from kroute.base.backoff import retry_when_exhausted
 from kroute.checks.other_proxies import KUBE_ROUTER, OTHER_PROXIES
 from kroute.checks.running_proxies import Sign, signs_of_life
 from kroute.kernel.errors import KernelError

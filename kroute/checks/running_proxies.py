@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from kroute.backoff import exhaustion
+from kroute.base.backoff import exhaustion
 from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES
 
 CILIUM, ANTREA, CALICO = "Cilium", "Antrea", "Calico's eBPF data plane"

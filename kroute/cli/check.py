@@ -8,12 +8,12 @@ from kroute import logs
 from kroute.checks.api_checks import NO_API, Known, check_api
 from kroute.checks.finding import Finding, failed
 from kroute.checks.node_checks import NODE, check_node, check_node_addresses
+from kroute.cli.fleet.agents import NAMESPACE
 from kroute.cli.parameters.run_options import settings_in_force
 from kroute.cli.parameters.settings_command import FlagsCommand
 from kroute.cli.terminal.findings import show_findings
 from kroute.cli.terminal.formats import output_option
 from kroute.cli.terminal.output import AS_ROOT, lacks_privileges
-from kroute.fleet.agents import NAMESPACE
 from kroute.kernel.errors import KernelError
 from kroute.model.node_facts import node_facts
 from kroute.settings import Settings

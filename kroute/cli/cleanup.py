@@ -8,11 +8,11 @@ import click
 
 from kroute import logs
 from kroute.checks import preflight
-from kroute.cleanup import undo_all
 from kroute.cli.parameters.options import Setting
 from kroute.cli.parameters.run_options import with_settings
 from kroute.cli.terminal.output import DONE, FAILURE, complain
 from kroute.kernel.errors import KernelError
+from kroute.migration.cleanup import undo_all
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import LedgerError
 from kroute.runtime.state_dir import StateDirectory, StateDirectoryError

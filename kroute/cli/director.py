@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from kroute import logs  # noqa: F401  before the other modules: it decides what structlog and msgspec load
+from kroute.base.schedulers import SCHEDULERS
 from kroute.cli.parameters.config_file import begin_log
 from kroute.cli.parameters.options import DURATION, INTERFACE, PROXY_NAME, TIMEOUT, Parsed, ParsedList, Setting
 from kroute.cli.parameters.run_options import common_settings, with_settings
@@ -24,7 +25,6 @@ from kroute.director.settings import (
 )
 from kroute.model.probes import ProbeSettings
 from kroute.runtime.runner import run_to_the_end
-from kroute.schedulers import SCHEDULERS
 from kroute.settings import text
 from kroute.settings.text import write_duration
 

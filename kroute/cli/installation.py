@@ -16,9 +16,9 @@ from kroute.checks.cluster_checks import CNI, NAMESPACE, NEIGHBOURS, NODES, PROX
 from kroute.checks.cluster_reader import UNREAD, Cluster, Get, UnreadableError, read_cluster
 from kroute.checks.finding import Finding, Level, failed, ok
 from kroute.cli.chart_values import API_SERVER, PODS, SERVICES, SETTINGS, text_of, values_of
+from kroute.cli.fleet.kubectl import Kubectl, KubectlError
 from kroute.cli.terminal.findings import show_findings
 from kroute.cli.terminal.output import DONE, FAILURE, complain
-from kroute.fleet.kubectl import Kubectl, KubectlError
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError

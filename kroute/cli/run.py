@@ -5,12 +5,12 @@ from typing import Any
 import click
 
 from kroute import logs  # noqa: F401  before the other modules: it decides what structlog and msgspec load
+from kroute.agent.start import serve
 from kroute.cli.parameters.config_file import begin_log
 from kroute.cli.parameters.run_options import run_options, settings_of
 from kroute.cli.parameters.settings_command import FlagsCommand
 from kroute.runtime.runner import run_to_the_end
 from kroute.settings import text
-from kroute.start import serve
 from kroute.telemetry.loop_watch import LoopWatch
 
 

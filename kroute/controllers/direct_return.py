@@ -15,7 +15,6 @@ from socket import AF_INET, AF_INET6
 
 import structlog
 
-from kroute.broadcaster import Subscription
 from kroute.kernel.clients import TunnelClient
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.steering import Steer
@@ -25,6 +24,7 @@ from kroute.kernel.pods.pod_network import PodTunnel
 from kroute.model.addresses import Family, family_of
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, Problem, ServicePlan, TunnelEnd
+from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.pass_status import PassStatus, Report

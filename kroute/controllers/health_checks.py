@@ -19,13 +19,13 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from kroute.backoff import exhaustion
-from kroute.broadcaster import Subscription
+from kroute.base.backoff import exhaustion
 from kroute.http.messages import Request, Response
 from kroute.http.server import BriefHttpServer
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck, NodePlan, Plan, Problem, ServicePlan
 from kroute.reconcile.batch_writer import log_changes
+from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.pass_status import Report

@@ -11,9 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from kroute.backoff import Retries, retry_when_exhausted
-from kroute.broadcaster import Subscription
-from kroute.comparison.set_entries import describe_drift
+from kroute.base.backoff import Retries, retry_when_exhausted
 from kroute.firewall.protocol import Firewall
 from kroute.firewall.sets import SetFill
 from kroute.kernel.errors import KernelError
@@ -21,7 +19,9 @@ from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, NodePlan, ServicePlan, SetEntry
+from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.comparison.set_entries import describe_drift
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.resync_schedule import LONGEST_PAUSE as LONGEST_PAUSE_OF_RESYNCS
 from kroute.reconcile.resync_schedule import Pace

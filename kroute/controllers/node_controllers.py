@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Self
 
-from kroute.broadcaster import Broadcaster, QueueStatistics
+from kroute.base.histogram import Histogram
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.health_checks import HealthChecks
 from kroute.controllers.masquerade import Masquerade
@@ -19,9 +19,9 @@ from kroute.controllers.service_proxy.controller import ServiceProxy
 from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
 from kroute.firewall.sets import SetFill
-from kroute.histogram import Histogram
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.plan import VirtualServerKey
+from kroute.reconcile.broadcaster import Broadcaster, QueueStatistics
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.ledger import Ledger

@@ -17,15 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from errno import ESRCH
 
-from kroute.broadcaster import Subscription
-from kroute.comparison.source_routes import (
-    ANY_SOURCE,
-    SourceRoute,
-    agrees,
-    describe_drift,
-    desired_by,
-    ours_among,
-)
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.kernel.clients import EventSource, RouteClient
 from kroute.kernel.digest import LastLook
@@ -33,7 +24,16 @@ from kroute.kernel.net.monitor import AddressEvent, Event, RouteEvent
 from kroute.kernel.net.routes import DeleteLocalRoute, RouteChange, SetLocalRoute
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.batches import sliced
+from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.comparison.source_routes import (
+    ANY_SOURCE,
+    SourceRoute,
+    agrees,
+    describe_drift,
+    desired_by,
+    ours_among,
+)
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.resync_schedule import DigestPace
 from kroute.reconcile.stage_gate import ROUTES_PREPARED, SERVED, WITHDRAWN, StageGate

@@ -16,8 +16,7 @@ from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 import structlog
 
-from kroute.backoff import exhaustion
-from kroute.comparison.vips import agrees, describe_drift
+from kroute.base.backoff import exhaustion
 from kroute.kernel.clients import AddressClient
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import AddressChange, BindAddress, RenewAddress, UnbindAddress
@@ -25,6 +24,7 @@ from kroute.kernel.net.announcements import Announcer
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Vip
 from kroute.reconcile.batch_writer import BatchWriter, log_changes
+from kroute.reconcile.comparison.vips import agrees, describe_drift
 from kroute.reconcile.desired_state import DesiredState
 from kroute.reconcile.ledger import AddressDeleted, AddressMade, Ledger
 from kroute.reconcile.pass_status import PassStatus, names_of

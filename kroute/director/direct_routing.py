@@ -9,8 +9,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 
-from kroute.broadcaster import Subscription
-from kroute.comparison.virtual_servers import planned_key
 from kroute.controllers.ipvs.sysctls import SYSCTLS as NODE_SYSCTLS
 from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls
 from kroute.controllers.ipvs.table_look import TableLook
@@ -41,7 +39,9 @@ from kroute.kernel.ipvs.outlines import Outlines
 from kroute.kernel.net.announcements import Announcer
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
 from kroute.model.plan import ServicePlan, VirtualServerKey
+from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.comparison.virtual_servers import planned_key
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.ledger import Exclusion, Ledger
 from kroute.reconcile.pass_status import Report

@@ -13,8 +13,7 @@ from functools import partial
 import structlog
 
 from kroute import __version__
-from kroute.backoff import retry_when_exhausted
-from kroute.broadcaster import Broadcaster
+from kroute.base.backoff import retry_when_exhausted
 from kroute.checks import preflight
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.direct_routing import DirectRouting
@@ -35,6 +34,7 @@ from kroute.model.document import encode
 from kroute.model.node_facts import NO_API, ApiFacts, NodeInterfaces
 from kroute.model.objects import Change
 from kroute.reconcile.batches import in_turns
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.ledger import Ledger
 from kroute.runtime.namespace_lock import Role as LockRole
 from kroute.runtime.runner import opened, stop_signal, unless

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 import msgspec
 import structlog
 
-from kroute.backoff import exhaustion
+from kroute.base.backoff import exhaustion
 from kroute.director.lease import Lease, LeaseLock, LeaseSpec, Role, timestamp
 from kroute.director.settings import LeaseSettings
 from kroute.watchers.kubernetes.errors import ApiError

@@ -12,7 +12,7 @@ from typing import Self
 
 import structlog
 
-from kroute.backoff import exhaustion
+from kroute.base.backoff import exhaustion
 from kroute.runtime.state_dir import IDENTITY, StateDirectoryError
 
 log = structlog.get_logger(__name__)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from kroute.backoff import Backoff
+from kroute.base.backoff import Backoff
 from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, present, settled_on
 from kroute.kernel.errors import KernelError
 from kroute.kernel.node_kernel import open_kernel

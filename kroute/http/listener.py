@@ -8,7 +8,7 @@ from errno import EADDRINUSE
 
 import structlog
 
-from kroute.backoff import Backoff, exhaustion
+from kroute.base.backoff import Backoff, exhaustion
 from kroute.http.fair_listener import Budget
 from kroute.http.server import Answer, BriefHttpServer
 from kroute.model.plan import Problem

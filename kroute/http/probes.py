@@ -11,7 +11,7 @@ from itertools import count
 
 import structlog
 
-from kroute.backoff import exhaustion
+from kroute.base.backoff import exhaustion
 from kroute.model.addresses import host_port
 from kroute.model.probes import Probe, ProbeKind, ProbeSettings
 

@@ -14,7 +14,7 @@ from typing import cast
 
 import structlog
 
-from kroute.backoff import exhaustion
+from kroute.base.backoff import exhaustion
 from kroute.http.fair_listener import Budget, FairListener, client_of
 from kroute.http.messages import Exchange, MalformedError, Request, Response, text
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from kroute.backoff import hindrance, retry_when_exhausted
+from kroute.base.backoff import hindrance, retry_when_exhausted
 from kroute.kernel.errors import KernelError
 from kroute.settings import Settings
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.backend import Choice, settled_on
 from kroute.inspect import planned_state, snapshot, support
@@ -13,6 +12,7 @@ from kroute.kernel.ipvs.client import Ipvs
 from kroute.model.document import encode
 from kroute.model.objects import ObjectKey
 from kroute.planning.catalog import Catalog
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.settings import AUTO, Settings
 
 

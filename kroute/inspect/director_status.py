@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from kroute import __version__
-from kroute.broadcaster import QueueStatistics
 from kroute.inspect.figures import total_of
 from kroute.inspect.status import (
     Severity,
@@ -22,6 +21,7 @@ from kroute.inspect.status import (
 )
 from kroute.kernel.ipvs.objects import VirtualServerKey, VirtualServerState
 from kroute.model.plan import ServicePlan
+from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 
 

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import msgspec
 
-from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy.bind_gate import PATIENCE
 from kroute.firewall.backend import firewall_of
@@ -23,6 +22,7 @@ from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.document import Document
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, Problem
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import Report
 from kroute.settings import Settings

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import msgspec
 
-from kroute.comparison import set_entries, source_routes, vips, virtual_servers
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled
 from kroute.firewall.packet_trace import Packet, Rules, Ruling, SourceChoice
 from kroute.firewall.protocol import Firewall
@@ -27,6 +26,7 @@ from kroute.model.document import Document, View
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Protocol, SetEntry, VirtualServerKey
 from kroute.planning.endpoint_reasons import FrontendView
+from kroute.reconcile.comparison import set_entries, source_routes, vips, virtual_servers
 from kroute.settings import Settings
 
 ELSEWHERE = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}

@@ -9,13 +9,6 @@ from typing import ClassVar, NamedTuple, Self
 
 import msgspec
 
-from kroute.comparison.virtual_servers import (
-    TAKES_CONNECTIONS,
-    Condition,
-    condition_of,
-    count_ejected,
-    count_real_servers,
-)
 from kroute.inspect.snapshot import Snapshot
 from kroute.kernel.clients import IpvsReader
 from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey, VirtualServerState
@@ -23,6 +16,13 @@ from kroute.model.document import Document, View
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan, VirtualServer
 from kroute.reconcile.batches import sliced
+from kroute.reconcile.comparison.virtual_servers import (
+    TAKES_CONNECTIONS,
+    Condition,
+    condition_of,
+    count_ejected,
+    count_real_servers,
+)
 
 _NO_TRAFFIC = Traffic()
 

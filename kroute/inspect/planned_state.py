@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from kroute.broadcaster import Broadcaster
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Element, Plan, Protocol, ServicePlan, Vip, VirtualServer, VirtualServerKey
 from kroute.planning.catalog import Catalog
 from kroute.planning.endpoint_reasons import ServiceView
 from kroute.reconcile.batches import in_turns
+from kroute.reconcile.broadcaster import Broadcaster
 
 SERVICE, FRONTEND = "service", "frontend"
 """The questions: `service NAMESPACE/NAME`, and `frontend PROTOCOL ADDRESS PORT`."""

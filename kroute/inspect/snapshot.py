@@ -5,7 +5,14 @@ from typing import ClassVar
 
 import msgspec
 
-from kroute.comparison.virtual_servers import (
+from kroute.base.schedulers import flag_words
+from kroute.firewall.backend import Choice
+from kroute.firewall.sets import SetFill
+from kroute.kernel.ipvs.objects import MASQUERADING, RealServerState, Traffic, VirtualServerKey, VirtualServerState
+from kroute.model.addresses import host_port
+from kroute.model.document import Document, View
+from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer
+from kroute.reconcile.comparison.virtual_servers import (
     Condition,
     condition_of,
     is_climbing,
@@ -15,13 +22,6 @@ from kroute.comparison.virtual_servers import (
     options_of,
     real_server_condition,
 )
-from kroute.firewall.backend import Choice
-from kroute.firewall.sets import SetFill
-from kroute.kernel.ipvs.objects import MASQUERADING, RealServerState, Traffic, VirtualServerKey, VirtualServerState
-from kroute.model.addresses import host_port
-from kroute.model.document import Document, View
-from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer
-from kroute.schedulers import flag_words
 
 QUESTION = "show"
 """The question that an agent or a director answers with a Snapshot."""

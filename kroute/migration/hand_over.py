@@ -15,24 +15,24 @@ from collections.abc import Iterable, Set
 from contextlib import suppress
 from typing import ClassVar
 
-from kroute.broadcaster import Broadcaster
 from kroute.checks.other_proxies import OtherProxy
-from kroute.cleanup import undo_all
-from kroute.comparison.source_routes import ours_among
-from kroute.comparison.virtual_servers import planned_key
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.backend import open_what_stands
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.net.addresses import Addresses, BindAddress, UnbindAddress
 from kroute.kernel.net.routes import DeleteLocalRoute, Routes
+from kroute.migration.cleanup import undo_all
 from kroute.migration.leftovers import NodeScan
 from kroute.migration.node_scan import scan_node, translated_vips
 from kroute.migration.take_over import Outcome, RefusalError
 from kroute.model.document import Document
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, VirtualServerKey
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.comparison.source_routes import ours_among
+from kroute.reconcile.comparison.virtual_servers import planned_key
 from kroute.runtime.state_dir import AnotherKrouteError, StateDirectory
 from kroute.settings import Settings
 

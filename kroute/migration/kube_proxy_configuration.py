@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from kroute.base.schedulers import FALLBACK
 from kroute.migration.go_values import bind_address, duration, host_name, is_unspecified, mark_bit, networks
-from kroute.schedulers import FALLBACK
 
 KIND = "KubeProxyConfiguration"
 MH_FLAGS = ",".join((*FALLBACK, "mh-port"))

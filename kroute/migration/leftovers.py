@@ -25,7 +25,6 @@ from kroute.checks.other_proxies import (
     OTHER_PROXIES,
     OtherProxy,
 )
-from kroute.comparison.virtual_servers import planned_key
 from kroute.kernel.ipset import Element
 from kroute.kernel.iptables.saved import SavedRule, SavedTable
 from kroute.kernel.iptables.tools import VARIANTS
@@ -36,6 +35,7 @@ from kroute.model.addresses import canonical
 from kroute.model.document import Document
 from kroute.model.objects import Applied, Change, EndpointSlice, ObjectKey, Service
 from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.reconcile.comparison.virtual_servers import planned_key
 from kroute.reconcile.ledger import Exclusion
 from kroute.settings import PortRange
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 import msgspec
 import structlog
 
-from kroute.backoff import Backoff
+from kroute.base.backoff import Backoff
 from kroute.checks.other_proxies import OTHER_PROXIES, OtherProxy
 from kroute.checks.running_proxies import LISTENERS, Sign, signs_of_life
 from kroute.kernel.errors import KernelError

@@ -10,13 +10,13 @@ from typing import ClassVar, TypeVar
 
 import structlog
 
-from kroute.backoff import Retries, exhaustion
-from kroute.broadcaster import Subscription
+from kroute.base.backoff import Retries, exhaustion
 from kroute.kernel.clients import EventSource
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.monitor import Event, Overrun
 from kroute.model.plan import NodePlan, ServicePlan
 from kroute.reconcile.batches import sliced
+from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import LedgerError
 from kroute.reconcile.pass_status import ControllerStatistics, PassStatus

@@ -8,8 +8,8 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from kroute.backoff import Retries, exhaustion
-from kroute.histogram import Histogram
+from kroute.base.backoff import Retries, exhaustion
+from kroute.base.histogram import Histogram
 from kroute.kernel.errors import KernelError
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem

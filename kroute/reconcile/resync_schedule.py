@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
-from kroute.backoff import Backoff
+from kroute.base.backoff import Backoff
 from kroute.reconcile.pass_status import ControllerStatistics
 
 T = TypeVar("T")

@@ -17,12 +17,12 @@ from typing import ClassVar, Generic, TypeVar
 
 import structlog
 
-from kroute.broadcaster import Subscription
 from kroute.kernel.clients import EventSource
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, ServicePlan
 from kroute.reconcile.batch_writer import BatchWriter, log_changes
 from kroute.reconcile.batches import BATCH, sliced
+from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.pass_status import names_of

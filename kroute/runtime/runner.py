@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from kroute.backoff import exhaustion
+from kroute.base.backoff import exhaustion
 from kroute.kernel.errors import KernelError
 from kroute.reconcile.ledger import LedgerError
 from kroute.runtime.names import Names

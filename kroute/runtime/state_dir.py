@@ -11,7 +11,7 @@ from typing import Self
 
 import structlog
 
-from kroute.backoff import hindrance, retry_when_exhausted
+from kroute.base.backoff import hindrance, retry_when_exhausted
 from kroute.kernel.mounts import VOLATILE, file_system_of
 from kroute.runtime import namespace_lock
 from kroute.runtime.namespace_lock import NamespaceInUseError, Role

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.schedulers import FALLBACK, SCHEDULERS
+from kroute.base.schedulers import FALLBACK, SCHEDULERS
 
 OUR_PROXY_NAME = "kroute.io"
 """The value of the label `service.kubernetes.io/service-proxy-name` that gives a Service to kroute."""

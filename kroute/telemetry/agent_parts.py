@@ -5,12 +5,12 @@ from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
-from kroute.broadcaster import Broadcaster
 from kroute.checks.ownership import Ownership
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.kernel.clients import IpvsReader
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.planning.catalog import Catalog
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.settings import Settings
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.statistics import Statistics

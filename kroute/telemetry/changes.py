@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.histogram import Histogram
+from kroute.base.histogram import Histogram
 from kroute.model.addresses import Family
 from kroute.model.objects import (
     Applied,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.histogram import Histogram
+from kroute.base.histogram import Histogram
 
 BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Upper bounds, in seconds, of the histogram of rounds."""

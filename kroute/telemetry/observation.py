@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from kroute import __version__
-from kroute.backoff import retry_when_exhausted
+from kroute.base.backoff import retry_when_exhausted
 from kroute.http import listener
 from kroute.http.messages import Request, Response
 from kroute.inspect.agent_socket import SHARED, STATUS, Answer

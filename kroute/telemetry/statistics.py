@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kroute.broadcaster import QueueStatistics
 from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
+from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.standard_error import dropped_lines
 from kroute.telemetry.changes import LatencyStatistics, Measurement

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from kroute import logs
-from kroute.comparison.virtual_servers import Condition
 from kroute.inspect import snapshot
 from kroute.inspect.figures import Figures, Rates
 from kroute.inspect.snapshot import VirtualServerRow
@@ -25,6 +24,7 @@ from kroute.model.plan import ServicePlan, Vip
 from kroute.planning.endpoint_reasons import FrontendView
 from kroute.recent_events import RecentEvent
 from kroute.reconcile.batches import in_turns, sliced
+from kroute.reconcile.comparison.virtual_servers import Condition
 from kroute.telemetry.agent_parts import AgentParts
 from kroute.telemetry.agent_status import AgentStatus
 from kroute.telemetry.health import Health, HealthEndpoint, ProbeAnswer

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import structlog
 
-from kroute.backoff import Backoff, exhaustion, retry_when_exhausted
+from kroute.base.backoff import Backoff, exhaustion, retry_when_exhausted
 from kroute.kernel.clients import EventSource
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import Addresses, InterfaceAddress

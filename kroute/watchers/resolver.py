@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from kroute.backoff import exhaustion
+from kroute.base.backoff import exhaustion
 from kroute.model.addresses import canonical
 
 FILES = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))

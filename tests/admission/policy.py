@@ -7,10 +7,10 @@ front, and a name in `kroute.io/weights` has only the characters that names of n
 
 from collections.abc import Iterable
 
+from kroute.base.schedulers import BY_SHARE, HEEDLESS, IN_STEPS, SCHEDULER_FLAGS, SCHEDULERS
 from kroute.planning.annotations.table import ANNOTATIONS, MAX_PERSISTENCE_TIMEOUT, PREFIX
 from kroute.planning.annotations.times import AFTER, HOLD, MAX_SLOW_START
 from kroute.planning.weights.text import FULL, LONGEST_NAME, MAX_WEIGHT
-from kroute.schedulers import BY_SHARE, HEEDLESS, IN_STEPS, SCHEDULER_FLAGS, SCHEDULERS
 from tests.lab.manifests import KUSTOMIZE
 
 MANIFEST = KUSTOMIZE / "components/admission/annotations.yaml"

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from kroute.base.schedulers import SCHEDULER_FLAGS, SCHEDULERS
 from kroute.model.plan import Problem
 from kroute.planning.annotations.table import ANNOTATION_NAMES, PREFIX
 from kroute.planning.plan_service import plan_service
-from kroute.schedulers import SCHEDULER_FLAGS, SCHEDULERS
 from tests.builders import facts, service, settings
 
 _SWITCHES = ("on", "off", "true", "FALSE", "On", "yes", "1", " on ", "", "onn")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kroute.schedulers import SCHEDULERS
+from kroute.base.schedulers import SCHEDULERS
 from tests.admission import control_plane
 from tests.admission.control_plane import LONGEST_START, ApiServer
 from tests.admission.policy import MANIFEST

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from kroute.broadcaster import Broadcaster
 from kroute.controllers.masquerade import Masquerade
 from kroute.firewall.packet_trace import Packet, Ruling
 from kroute.firewall.protocol import Firewall
@@ -24,6 +23,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, ServicePlan, SetEntry
 from kroute.reconcile.batches import sliced
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.stage_gate import ENTRIES_PREPARED, WITHDRAWN, StageGate
 from kroute.settings import Exemption, Settings

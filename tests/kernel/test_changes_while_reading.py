@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.broadcaster import Broadcaster
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy.vip_addresses import VipAddresses
@@ -21,6 +20,7 @@ from kroute.kernel.net.addresses import Addresses, BindAddress, UnbindAddress
 from kroute.kernel.netlink.netlink_socket import DUMP_ATTEMPTS, NetlinkSocket
 from kroute.kernel.node_kernel import open_kernel
 from kroute.model.plan import Plan, Vip
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import PassStatus
 from kroute.reconcile.resync_schedule import DigestPace

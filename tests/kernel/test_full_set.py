@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kroute.broadcaster import Broadcaster
 from kroute.controllers import node_controllers
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.iptables.firewall import IptablesFirewall
@@ -15,6 +14,7 @@ from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.addresses import Family
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, Plan, Problem, ServicePlan, SetEntry
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.settings import Settings
 from tests.kernel.contracts_firewall import SMALL
 from tests.kernel.nodes import NODE_IP, NODE_IP6, RealNode, run

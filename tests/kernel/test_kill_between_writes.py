@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from kroute.broadcaster import Broadcaster
-from kroute.cleanup import undo_all
 from kroute.controllers.ipvs.sysctls import SYSCTLS
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy import bind_gate
@@ -26,7 +24,9 @@ from kroute.kernel import modules
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.netlink.netlink_socket import NetlinkSocket
 from kroute.kernel.node_kernel import open_kernel
+from kroute.migration.cleanup import undo_all
 from kroute.model.plan import Plan, Protocol, VirtualServerKey
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.ledger import Ledger
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings

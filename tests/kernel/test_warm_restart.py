@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.backend import node_clients
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Persistence, Plan, Problem, Protocol, RealServer, ServicePlan, VirtualServer
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.settings import Settings
 from tests.kernel.nodes import HANG, NODE_IP, NODE_IP6, RealNode, run
 from tests.lab.firewall import NFTABLES, backend, has_legacy

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.backend import firewall_of
 from kroute.model.addresses import Family
@@ -24,6 +23,7 @@ from kroute.model.plan import (
     VirtualServer,
     VirtualServerKey,
 )
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings
 from tests.fakes.kernel import FakeKernel

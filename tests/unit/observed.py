@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
-from kroute.broadcaster import Broadcaster
+from kroute.base.histogram import Histogram
 from kroute.checks.ownership import Ownership
 from kroute.firewall.sets import SetFill
-from kroute.histogram import Histogram
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey, VirtualServerState
 from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.planning.catalog import Catalog
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.settings import ListenAddress
 from kroute.telemetry.agent_parts import AgentParts

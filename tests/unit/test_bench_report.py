@@ -219,7 +219,7 @@ def test_what_nobody_asked_for_is_what_its_files_use_outside_of_the_kernels_clie
     socket = "/x/kroute/kernel/ipvs/client.py"
     ejecting = "/x/kroute/controllers/ipvs/ejections.py"
     samples = [
-        (4, ["/x/kroute/agent.py"]),
+        (4, ["/x/kroute/agent/wiring.py"]),
         (2, [ejecting]),
         (1, [rule]),
         (1, [rule, climb]),

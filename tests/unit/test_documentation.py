@@ -9,6 +9,7 @@ import click
 import pytest
 import yaml
 
+from kroute.base.schedulers import SCHEDULER_FLAGS, SCHEDULERS
 from kroute.cli.director import director
 from kroute.cli.main import COMMANDS, load
 from kroute.cli.parameters.options import ListOption
@@ -20,7 +21,6 @@ from kroute.inspect.explain import Fate
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.planning.annotations.table import ANNOTATIONS
-from kroute.schedulers import SCHEDULER_FLAGS, SCHEDULERS
 from kroute.settings import Exemption, Settings
 from kroute.watchers.kubernetes.authentication import load_credentials
 from tests.lab.manifests import KUSTOMIZE, render, the

@@ -54,7 +54,7 @@ RUN_BY = {
     "kubectl describe": A_CLUSTER,
     "kubectl exec": A_CLUSTER,
     "kubectl get": A_CLUSTER,
-    "kubectl kroute": "tests/unit/fleet/test_kubectl_kroute.py",
+    "kubectl kroute": "tests/unit/cli/fleet/test_kubectl_kroute.py",
     "kubectl label": A_CLUSTER,
     "kubectl logs": A_CLUSTER,
     "kubectl patch": "tests/unit/test_documented_commands.py",

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kroute.fleet.answers import OTHER_VERSION
+from kroute.cli.fleet.answers import OTHER_VERSION
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTED = re.findall(r"`([^`]+)`", (ROOT / "docs" / "command-line.md").read_text().partition("## Messages")[2])
-SOURCES = (*ROOT.glob("kroute/cli/**/*.py"), *ROOT.glob("kroute/fleet/*.py"), ROOT / "kroute/inspect/agent_socket.py")
+SOURCES = (*ROOT.glob("kroute/cli/**/*.py"), ROOT / "kroute/inspect/agent_socket.py")
 RAISED = frozenset(
     {"AgentUnreachableError", "BadParameter", "CommandRefusedError", "KubectlError", "UsageError", "ValueError"}
 )

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kroute import backoff
 from kroute import logs as logs_of_kroute
-from kroute.backoff import exhaustion
+from kroute.base import backoff
+from kroute.base.backoff import exhaustion
 from kroute.http.messages import Request, Response, text
 from kroute.http.server import BriefHttpServer
 from kroute.kernel import modules

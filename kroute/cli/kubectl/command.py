@@ -11,6 +11,10 @@ import click
 from click.shell_completion import ShellComplete
 
 from kroute import __version__
+from kroute.cli.fleet.agents import NAMESPACE, AgentPod, find
+from kroute.cli.fleet.answers import ask_all_status, run
+from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
+from kroute.cli.fleet.survey import Survey, survey
 from kroute.cli.kubectl import printing
 from kroute.cli.parameters.arguments import complete_shown
 from kroute.cli.parameters.options import DURATION, FILTER, SORT_BY
@@ -26,10 +30,6 @@ from kroute.cli.terminal.output import (
     complain,
     refusing,
 )
-from kroute.fleet.agents import NAMESPACE, AgentPod, find
-from kroute.fleet.answers import ask_all_status, run
-from kroute.fleet.kubectl import Kubectl, KubectlError, Output
-from kroute.fleet.survey import Survey, survey
 from kroute.printable import printable
 from kroute.settings.wording import with_path
 

@@ -7,12 +7,12 @@ import click
 import msgspec
 
 from kroute import __version__
+from kroute.cli.fleet.answers import NodeStatus, decoded
+from kroute.cli.fleet.comparison import usual
+from kroute.cli.fleet.kubectl import KubectlError, Output
+from kroute.cli.fleet.survey import Survey
 from kroute.cli.status import print_problem
 from kroute.cli.terminal.screen import Screen, Table
-from kroute.fleet.answers import NodeStatus, decoded
-from kroute.fleet.comparison import usual
-from kroute.fleet.kubectl import KubectlError, Output
-from kroute.fleet.survey import Survey
 from kroute.inspect.status import Status, StatusProblem
 from kroute.model.document import Document, View
 

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import msgspec
 
+from kroute.cli.fleet.agents import AgentPod
+from kroute.cli.fleet.answers import OTHER_VERSION, run
+from kroute.cli.fleet.kubectl import Kubectl, KubectlError
 from kroute.cli.show.live import ORDER, ORDERS, RateList, RateRow, rate_cells
 from kroute.cli.terminal.screen import Screen, Table
-from kroute.fleet.agents import AgentPod
-from kroute.fleet.answers import OTHER_VERSION, run
-from kroute.fleet.kubectl import Kubectl, KubectlError
 from kroute.model.document import Document, View
 
 NODES, SERVICES = "nodes", "services"

@@ -13,6 +13,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from kroute.base.schedulers import parse_scheduler_flags
 from kroute.cli.parameters.config_file import read_config
 from kroute.cli.parameters.options import (
     BIND_ADDRESS,
@@ -29,7 +30,6 @@ from kroute.cli.parameters.options import (
     Setting,
     option,
 )
-from kroute.schedulers import parse_scheduler_flags
 from kroute.settings import (
     FIREWALLS,
     IGNORE,

@@ -18,7 +18,6 @@ from rich.text import Text
 from kroute.cli.show.table import ask_or_read, narrowed
 from kroute.cli.terminal.output import DONE, plain, refusing
 from kroute.cli.terminal.screen import Screen, Table, number, size, terminal_width
-from kroute.comparison.virtual_servers import TAKES_CONNECTIONS
 from kroute.inspect.figures import Rates
 from kroute.inspect.snapshot import Snapshot
 from kroute.kernel.errors import KernelError
@@ -26,6 +25,7 @@ from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey
 from kroute.model.addresses import host_port
 from kroute.model.document import Document, View, encode
+from kroute.reconcile.comparison.virtual_servers import TAKES_CONNECTIONS
 
 _HEADINGS = ("Service", "Virtual server", "Real servers", "Active", "Inactive", "New/s", "Packets/s", "In/s", "Out/s")
 

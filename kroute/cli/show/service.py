@@ -11,7 +11,6 @@ from kroute.cli.show.table import virtual_server_table
 from kroute.cli.terminal.formats import show
 from kroute.cli.terminal.output import DONE, NO_AGENT, UNKNOWN, complain, refusing
 from kroute.cli.terminal.screen import Screen, Table
-from kroute.comparison import set_entries, source_routes
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled
 from kroute.firewall.protocol import Firewall
 from kroute.inspect import agent_socket, planned_state, snapshot
@@ -26,6 +25,7 @@ from kroute.model.document import Document, View
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import AddressSet, Protocol, ServicePlan, SetEntry, Vip
 from kroute.planning.endpoint_reasons import FrontendView
+from kroute.reconcile.comparison import set_entries, source_routes
 from kroute.settings import DEFAULTS
 
 CLIENTS_SHOWN = 20

@@ -2,12 +2,12 @@
 
 from collections.abc import Collection, Container, Mapping, Sequence
 
-from kroute.comparison.virtual_servers import planned_key
 from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import RealServerKey, RealServerState, StatesByServer
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.reconcile.comparison.virtual_servers import planned_key
 
 LOOKED_AT_TOGETHER = 16
 """Virtual servers that are polled in one pass. It is small so that changes need not wait for a poll of all."""

@@ -5,7 +5,7 @@ from errno import EEXIST, ENOENT, ESRCH
 
 import msgspec
 
-from kroute.comparison.virtual_servers import is_served_out, method_of, options_of, planned_key
+from kroute.base.schedulers import SCHEDULERS_BY_ORDER
 from kroute.controllers.ipvs.server_order import There, place
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.objects import (
@@ -19,7 +19,7 @@ from kroute.kernel.ipvs.objects import (
     SetVirtualServer,
 )
 from kroute.model.plan import Protocol, RealServer, VirtualServer
-from kroute.schedulers import SCHEDULERS_BY_ORDER
+from kroute.reconcile.comparison.virtual_servers import is_served_out, method_of, options_of, planned_key
 
 
 class Edit(msgspec.Struct, frozen=True):

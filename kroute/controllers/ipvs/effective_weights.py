@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from kroute.backoff import retry_when_exhausted
+from kroute.base.backoff import retry_when_exhausted
 from kroute.controllers.ipvs.ejections import Ejections, Happened
 from kroute.controllers.ipvs.slow_starts import SlowStarts
 from kroute.kernel.clients import VirtualServerTable

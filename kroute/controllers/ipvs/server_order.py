@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from kroute.comparison.virtual_servers import in_order_of_addition, method_of, options_of, planned_key
+from kroute.base.schedulers import SCHEDULERS_BY_ORDER
 from kroute.kernel.clients import SysctlClient, VirtualServerTable
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipvs.objects import (
@@ -30,7 +30,7 @@ from kroute.kernel.ipvs.objects import (
 )
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import VirtualServer, VirtualServerKey
-from kroute.schedulers import SCHEDULERS_BY_ORDER
+from kroute.reconcile.comparison.virtual_servers import in_order_of_addition, method_of, options_of, planned_key
 
 ENDS_CONNECTIONS = "net.ipv4.vs.expire_nodest_conn"
 

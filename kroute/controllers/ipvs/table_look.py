@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence, Set
 from itertools import chain, cycle, repeat
 
-from kroute.comparison.virtual_servers import has_real_servers, options_of, planned_key
 from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipvs.objects import (
@@ -28,6 +27,7 @@ from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.kernel.ipvs.outlines import Outlines, outline_key, parse_outline, parse_outline_key
 from kroute.model.plan import VirtualServer, VirtualServerKey
 from kroute.reconcile.batches import sliced
+from kroute.reconcile.comparison.virtual_servers import has_real_servers, options_of, planned_key
 from kroute.settings import Settings
 
 SHARE_OF_LOOKS = 1 / 2

@@ -13,16 +13,7 @@ from errno import ENOENT
 
 import structlog
 
-from kroute.comparison.virtual_servers import (
-    agrees,
-    describe_drift,
-    in_terms_of_plans,
-    is_nothing,
-    matches_exactly,
-    options_of,
-    planned_key,
-    stale_real_servers,
-)
+from kroute.base.schedulers import SCHEDULERS_BY_ORDER
 from kroute.controllers.ipvs.drains import Drains
 from kroute.controllers.ipvs.edits import (
     ABSENT,
@@ -54,10 +45,19 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
 from kroute.reconcile.batch_writer import BatchWriter, log_changes
 from kroute.reconcile.batches import in_portions
+from kroute.reconcile.comparison.virtual_servers import (
+    agrees,
+    describe_drift,
+    in_terms_of_plans,
+    is_nothing,
+    matches_exactly,
+    options_of,
+    planned_key,
+    stale_real_servers,
+)
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.ledger import Ledger, VirtualServerDeleted, VirtualServerMade
 from kroute.reconcile.pass_status import PassStatus, Report, names_of
-from kroute.schedulers import SCHEDULERS_BY_ORDER
 
 log = structlog.get_logger(__name__)
 

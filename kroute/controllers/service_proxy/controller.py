@@ -10,8 +10,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from kroute.broadcaster import Subscription
-from kroute.comparison.vips import describe_drift
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls, conntrack_rows, node_rows
 from kroute.controllers.ipvs.table_look import TableLook
@@ -27,7 +25,9 @@ from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, ServicePlan, VirtualServerKey
 from kroute.reconcile.batches import sliced
+from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.comparison.vips import describe_drift
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.ledger import Exclusion, Ledger
 from kroute.reconcile.pass_status import Report

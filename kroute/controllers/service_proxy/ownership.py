@@ -2,13 +2,13 @@
 
 from errno import EADDRNOTAVAIL, ESRCH
 
-from kroute.comparison.virtual_servers import planned_key
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.kernel.clients import AddressClient, IpvsClient
 from kroute.kernel.ipvs.objects import DeleteVirtualServer
 from kroute.kernel.net.addresses import UnbindAddress
 from kroute.model.plan import VirtualServerKey
 from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.comparison.virtual_servers import planned_key
 from kroute.reconcile.ledger import Exclusion, Ledger
 
 

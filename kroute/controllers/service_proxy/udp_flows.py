@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 
 import structlog
 
-from kroute.backoff import Retries
+from kroute.base.backoff import Retries
 from kroute.kernel.clients import ConntrackClient
 from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
 from kroute.kernel.errors import Failure, KernelError

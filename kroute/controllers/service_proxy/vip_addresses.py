@@ -9,7 +9,6 @@ from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 import structlog
 
-from kroute.comparison.vips import agrees
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.kernel.clients import AddressClient
 from kroute.kernel.digest import LastLook
@@ -19,6 +18,7 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import Vip
 from kroute.reconcile.batch_writer import BatchWriter, log_changes
 from kroute.reconcile.batches import sliced
+from kroute.reconcile.comparison.vips import agrees
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.pass_status import PassStatus, names_of
 from kroute.reconcile.resync_schedule import DigestPace

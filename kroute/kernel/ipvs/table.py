@@ -13,6 +13,7 @@ from pathlib import Path
 from socket import inet_ntoa
 from typing import NamedTuple
 
+from kroute.base.schedulers import SCHEDULERS_WITH_FLAGS
 from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
 from kroute.kernel.ipvs.objects import (
     FLAG_ONE_PACKET,
@@ -23,7 +24,6 @@ from kroute.kernel.ipvs.objects import (
     VirtualServerOptions,
     VirtualServerState,
 )
-from kroute.schedulers import SCHEDULERS_WITH_FLAGS
 
 BYTES_A_SLICE = 64 * 1024
 """About 1,000 lines: a few milliseconds."""

@@ -4,9 +4,9 @@ from typing import Self
 
 import msgspec
 
+from kroute.base.schedulers import SCHEDULERS, SHARING, flag_bits
 from kroute.model.plan import Ejection, Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
 from kroute.planning.weights.text import Locality, ServiceWeights
-from kroute.schedulers import SCHEDULERS, SHARING, flag_bits
 from kroute.settings import AUTO, Settings
 
 

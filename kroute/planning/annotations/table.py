@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from kroute.base.schedulers import IN_STEPS, SCHEDULER_FLAGS, SCHEDULERS, flag_bits, words_of
 from kroute.model.addresses import canonical
 from kroute.model.plan import Problem, quoted, shortened
 from kroute.planning.annotations.options import Options
 from kroute.planning.annotations.times import MAX_SLOW_START, hindrance, read_ejection, read_seconds
 from kroute.planning.weights.text import MAX_WEIGHT, read_locality, read_weights
-from kroute.schedulers import IN_STEPS, SCHEDULER_FLAGS, SCHEDULERS, flag_bits, words_of
 
 PREFIX = "kroute.io/"
 """The prefix of kroute's own annotations."""

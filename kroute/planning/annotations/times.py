@@ -2,8 +2,8 @@
 
 import re
 
+from kroute.base.schedulers import FALLBACK, SCHEDULER_FLAGS, SCHEDULERS_BY_ORDER
 from kroute.model.plan import Ejection, quoted
-from kroute.schedulers import FALLBACK, SCHEDULER_FLAGS, SCHEDULERS_BY_ORDER
 
 MAX_SLOW_START = 3600
 """Seconds."""

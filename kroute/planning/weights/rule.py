@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kroute.base.schedulers import BY_SHARE, HEEDLESS
 from kroute.model.bounds import Steps, finish, parts
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import Problem, RealServer
@@ -20,7 +21,6 @@ from kroute.planning.weights.facts import Nodes, WeightFacts
 from kroute.planning.weights.locality import Place, shares
 from kroute.planning.weights.text import Locality, ServiceWeights
 from kroute.planning.weights.whole import Exact, exactly, whole
-from kroute.schedulers import BY_SHARE, HEEDLESS
 
 NO_FACTS = WeightFacts(Nodes())
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 
+from kroute.base.schedulers import BY_SHARE, HEEDLESS
 from kroute.model.addresses import Family
 from kroute.model.bounds import Steps, parts, sort
 from kroute.model.objects import Node, ObjectKey, Pod, Service
@@ -16,7 +17,6 @@ from kroute.model.plan import Problem, RealServer
 from kroute.planning.backend_slices import BackendSlice, PodRef, first_backends
 from kroute.planning.weights.facts import Nodes, WeightFacts, traits_of
 from kroute.planning.weights.text import Weighed, weight_of
-from kroute.schedulers import BY_SHARE, HEEDLESS
 from kroute.settings import Settings
 
 WEIGHTS, LOCALITY = "kroute.io/weights", "kroute.io/locality"

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import NamedTuple
 
-from kroute.histogram import Histogram
+from kroute.base.histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

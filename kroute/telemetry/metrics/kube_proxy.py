@@ -7,8 +7,8 @@ metric of kube-proxy's.
 
 from collections.abc import Callable
 
+from kroute.base.histogram import Histogram
 from kroute.controllers.service_proxy.controller import ServiceProxy
-from kroute.histogram import Histogram
 from kroute.model.objects import EndpointSlice, Service
 from kroute.telemetry.changes import FAMILIES
 from kroute.telemetry.health import HealthEndpoint

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from kroute.base.histogram import Histogram
 from kroute.checks.running_proxies import Sign
-from kroute.histogram import Histogram
 from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry import changes, loop_watch

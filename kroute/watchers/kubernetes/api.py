@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from kroute import __version__
-from kroute.backoff import Backoff, exhaustion
+from kroute.base.backoff import Backoff, exhaustion
 from kroute.settings import Settings
 from kroute.settings.wording import in_words
 from kroute.watchers.kubernetes.authentication import load_credentials

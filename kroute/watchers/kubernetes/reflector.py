@@ -17,7 +17,7 @@ from contextlib import aclosing
 import msgspec
 import structlog
 
-from kroute.backoff import exhaustion
+from kroute.base.backoff import exhaustion
 from kroute.model.kinds import WatchedKind
 from kroute.model.objects import Change
 from kroute.watchers.kubernetes.decoding import (

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from kroute.histogram import Histogram
+from kroute.base.histogram import Histogram
 from kroute.model.kinds import WatchedKind
 from kroute.watchers.kubernetes.errors import ApiError
 from kroute.watchers.kubernetes.server_presence import ServerPresence

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from kroute.backoff import Backoff
+from kroute.base.backoff import Backoff
 from kroute.watchers.kubernetes.errors import NoServerError, UnreachableError
 
 log = structlog.get_logger(__name__)

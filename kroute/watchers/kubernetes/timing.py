@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from kroute.backoff import Backoff
+from kroute.base.backoff import Backoff
 from kroute.watchers.kubernetes.errors import ApiError
 
 FIRST_RETRY, LAST_RETRY = 0.8, 8.0

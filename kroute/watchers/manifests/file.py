@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from kroute.backoff import exhaustion
+from kroute.base.backoff import exhaustion
 from kroute.model.kinds import PODS, WATCHED, WatchedKind
 from kroute.model.objects import KubernetesObject, ObjectKey
 from kroute.settings.wording import in_words

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from kroute.backoff import retry_when_exhausted
+from kroute.base.backoff import retry_when_exhausted
 from kroute.kernel.inotify import DirectoryChanges
 from kroute.model.kinds import WATCHED, WatchedKind
 from kroute.model.objects import Applied, Change, Deleted, KubernetesObject, Listed

@@ -27,7 +27,6 @@ from kroute.cli.show.table import print_services, print_snapshot
 from kroute.cli.status import print_status
 from kroute.cli.terminal.findings import Report, print_findings
 from kroute.cli.terminal.screen import Screen
-from kroute.comparison.virtual_servers import Condition
 from kroute.firewall.backend import Choice
 from kroute.firewall.sets import SetFill
 from kroute.inspect import figures
@@ -40,6 +39,7 @@ from kroute.migration.leftovers import Leftovers, TableLeftovers
 from kroute.migration.take_over import Outcome
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView
+from kroute.reconcile.comparison.virtual_servers import Condition
 from kroute.settings import Settings
 from tests.builders import service
 from tests.unit.cli.clusters import get_of, kubeadm

@@ -29,8 +29,8 @@ from tests.lab.manifests import the
 from tests.unit import chart_schema
 from tests.unit.cli import clusters
 from tests.unit.cli.clusters import get_of
+from tests.unit.cli.fleet.cluster import cluster as cluster_with_agents
 from tests.unit.command_line import exit_code
-from tests.unit.fleet.cluster import cluster as cluster_with_agents
 from tests.unit.kubernetes_schemas import NEWEST, OLDEST
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values"

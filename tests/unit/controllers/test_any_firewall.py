@@ -3,11 +3,11 @@
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.broadcaster import Broadcaster
 from kroute.controllers.masquerade import Masquerade
 from kroute.firewall.sets import Room
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet, NodePlan, ServicePlan
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.stage_gate import ENTRIES_PREPARED, StageGate
 from kroute.settings import Settings

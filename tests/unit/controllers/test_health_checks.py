@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from kroute.broadcaster import Broadcaster
 from kroute.controllers.health_checks import HealthChecks
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck, NodePlan, Problem, ServicePlan
+from kroute.reconcile.broadcaster import Broadcaster
 from tests.builders import facts, settings
 from tests.unit.load_balancer import LOCALHOST, ask, ask_soon, free_ports, say, until
 from tests.unit.watching import PATIENCE

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kroute.broadcaster import QueueStatistics
 from kroute.controllers.node_controllers import complaints
 from kroute.kernel.errors import KernelError
+from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from tests.unit.fake_node import FakeNode, node_plan, plan, server
 

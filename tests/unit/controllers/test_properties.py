@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from kroute.base.schedulers import SCHEDULERS_BY_ORDER
 from kroute.kernel.net.routes import LocalRoute
-from kroute.schedulers import SCHEDULERS_BY_ORDER
 from tests.examples import examples
 from tests.fakes.kernel import FakeKernel
 from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kroute.comparison.source_routes import SourceRoute, ours_among
 from kroute.kernel.net.routes import IPV6_METRIC, LocalRoute, SetLocalRoute
+from kroute.reconcile.comparison.source_routes import SourceRoute, ours_among
 from kroute.reconcile.stage_gate import ROUTES_PREPARED
 from tests.unit.fake_node import DUMMY, NODE_IPV4, NODE_IPV6, FakeNode, plan, server
 

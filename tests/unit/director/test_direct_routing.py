@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kroute.broadcaster import Broadcaster
 from kroute.director.direct_routing import DirectRouting
 from kroute.director.settings import DirectorSettings, LeaseSettings
 from kroute.kernel.errors import Failure
@@ -26,6 +25,7 @@ from kroute.kernel.ipvs.objects import (
 from kroute.kernel.net.addresses import BindAddress, RenewAddress, UnbindAddress
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, RealServer, ServicePlan, Vip, VirtualServer, VirtualServerKey
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import AddressMade, Ledger
 from kroute.settings import Settings

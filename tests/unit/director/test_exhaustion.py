@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.backoff import exhaustion
+from kroute.base.backoff import exhaustion
 from kroute.director.addresses import DirectorAddresses
 from kroute.director.identity import Identity
 from kroute.director.lease import Role

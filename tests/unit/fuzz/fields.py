@@ -4,6 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from kroute.base.schedulers import SCHEDULER_FLAGS, SCHEDULERS
 from kroute.model.objects import (
     HEADLESS_LABEL,
     SERVICE_NAME_LABEL,
@@ -36,7 +37,6 @@ from kroute.model.objects import (
     TargetRef,
 )
 from kroute.planning.annotations.table import ANNOTATION_NAMES
-from kroute.schedulers import SCHEDULER_FLAGS, SCHEDULERS
 
 ATTACKERS = "tenant"
 """The namespace of every hostile object."""

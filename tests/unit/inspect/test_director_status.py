@@ -1,10 +1,10 @@
 """A director says what it serves, whether it is the active one, and which nodes it leaves out."""
 
-from kroute.broadcaster import QueueStatistics
 from kroute.inspect.director_status import DirectorParts, director_status
 from kroute.inspect.status import State
 from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.plan import RealServer
+from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from tests.builders import plan, virtual_server
 

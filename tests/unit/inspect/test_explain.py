@@ -6,7 +6,6 @@ from contextlib import redirect_stdout
 import msgspec
 import pytest
 
-from kroute.broadcaster import Broadcaster
 from kroute.cli.explain import exit_code, print_explanations
 from kroute.cli.terminal.output import DIFFERENT, DONE, NOT_SERVED, UNKNOWN
 from kroute.cli.terminal.screen import Screen
@@ -22,6 +21,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, ObjectKey, Service
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.catalog import Catalog
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.settings import Settings
 from tests.builders import (
     LISTED,

@@ -7,7 +7,6 @@ import pytest
 
 from kroute.cli.explain import print_explanations
 from kroute.cli.terminal.screen import Screen
-from kroute.comparison.vips import delivery_differences
 from kroute.firewall.iptables.rules import family_rules
 from kroute.inspect.explain import AppliedState, Client, Explanation, ExplanationList, Fate, judge
 from kroute.kernel.ipvs.objects import TUNNEL, RealServerState, VirtualServerOptions, VirtualServerState
@@ -18,6 +17,7 @@ from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.frontends import frontends_of
 from kroute.planning.plan_service import plan_service
 from kroute.planning.service_parts.direct_return import forwarding_of
+from kroute.reconcile.comparison.vips import delivery_differences
 from kroute.settings import Settings
 from tests.builders import NODE, endpoint, endpoint_slice, facts, read, service, settings
 

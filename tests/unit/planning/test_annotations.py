@@ -2,6 +2,7 @@
 
 import pytest
 
+from kroute.base.schedulers import IN_STEPS, SCHEDULERS
 from kroute.model.bounds import finish
 from kroute.model.plan import Ejection, Persistence, Problem, Protocol, RealServer, VirtualServerKey
 from kroute.planning.annotations.options import Options
@@ -14,7 +15,6 @@ from kroute.planning.annotations.table import (
 )
 from kroute.planning.plan_service import plan_service
 from kroute.planning.weights.slow_start import in_steps
-from kroute.schedulers import IN_STEPS, SCHEDULERS
 from tests.builders import endpoint_slice, facts, read, service, settings
 
 DEFAULTS = Options("rr")

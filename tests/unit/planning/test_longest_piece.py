@@ -11,7 +11,7 @@ from itertools import count
 
 import pytest
 
-from kroute.agent import SLICE, WORK
+from kroute.agent.wiring import SLICE, WORK
 from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, EndpointPort, KubernetesObject, Node, ObjectKey, Service
 from kroute.planning.annotations.table import ANNOTATIONS
 from kroute.planning.catalog import Catalog

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from kroute.broadcaster import Subscription
 from kroute.kernel.net.routes import SetLocalRoute
 from kroute.model.plan import ServicePlan
+from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.stage_gate import GOING_LIVE, ROUTES_PREPARED, WITHDRAWN, Stage, StageGate

@@ -14,7 +14,7 @@ from kroute.runtime.gc_tuning import GcTuning
 UNUSED = (
     *("typing_extensions", "hashlib", "email", "multiprocessing", "attr", "encodings.idna", "unicodedata"),
     *("rich", "pygments", "iptc"),
-    *("kroute.cleanup", "kroute.director", "kroute.telemetry.metrics_port", "kroute.telemetry.status_page"),
+    *("kroute.migration.cleanup", "kroute.director", "kroute.telemetry.metrics_port", "kroute.telemetry.status_page"),
     *("kroute.firewall.iptables.firewall", "kroute.firewall.nftables.firewall", "kroute.kernel.iptables.xtables"),
     *("kroute.inspect.explain", "kroute.inspect.dry_run", "kroute.inspect.answers", "kroute.inspect.status"),
     *("kroute.telemetry.agent_status", "kroute.telemetry.kernel_reader", "kroute.watchers.manifests.watcher"),
@@ -26,11 +26,11 @@ UNUSED = (
 OF_KUBECONFIGS = ("yaml", "kroute.watchers.kubernetes.authentication.kubeconfig", "kroute.watchers.yaml_text")
 """What only a kubeconfig needs."""
 BEFORE_THE_LISTS = "from kroute.cli import main, run\nfrom kroute.watchers.kubernetes import api, watcher"
-AGENT = f"{BEFORE_THE_LISTS}\nfrom kroute import agent\nfrom kroute.watchers.kubernetes import api_facts"
+AGENT = f"{BEFORE_THE_LISTS}\nfrom kroute.agent import wiring\nfrom kroute.watchers.kubernetes import api_facts"
 """Programs that import what `kroute run` does."""
 BEFORE_THE_LISTS_AT_MOST = 310
 OF_A_STEP = 20
-"""The most modules of a step of `kroute.start`: the event loop waits for so long."""
+"""The most modules of a step of `kroute.agent.start`: the event loop waits for so long."""
 OF_AN_AGENT = 490
 """The most modules that `kroute run` imports before it looks for its API server: each costs some 0.4 ms, and 1 ms in
 the lab's machine. There were 700."""
@@ -53,15 +53,16 @@ def test_the_lists_are_requested_before_most_of_an_agent_is_loaded() -> None:
     names = imported(BEFORE_THE_LISTS)
     assert len(names) < BEFORE_THE_LISTS_AT_MOST
     rooms = {".".join(it.split(".")[:2]) for it in names}
-    later = {"agent", "checks", "comparison", "controllers", "firewall", "http", "inspect", "planning"}
+    later = {"checks", "controllers", "firewall", "http", "inspect", "planning"}
     assert rooms & {f"kroute.{room}" for room in later} == set()
+    assert names & {"kroute.agent.wiring", "kroute.reconcile.comparison"} == set()
 
 
 def test_the_steps_in_which_the_others_are_loaded_are_short() -> None:
     program = f"""
 {BEFORE_THE_LISTS}
 import importlib, sys
-from kroute import start
+from kroute.agent import start
 for name in start.STEPS:
     before = len(sys.modules)
     importlib.import_module(name)
@@ -73,7 +74,8 @@ for name in start.STEPS:
     *steps, after = shown.stdout.splitlines()
     lengths = {name: int(number) for number, name in map(str.split, steps)}
     assert {name for name, length in lengths.items() if not 0 < length <= OF_A_STEP} == set()
-    assert {*after.split()[1:]} - imported(f"{BEFORE_THE_LISTS}\nfrom kroute import agent") <= {"kroute.start"}
+    agent = imported(f"{BEFORE_THE_LISTS}\nfrom kroute.agent import wiring")
+    assert {*after.split()[1:]} - agent <= {"kroute.agent.start"}
 
 
 def test_an_agent_in_a_pod_loads_nothing_that_reads_kubeconfigs(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_reading_a_kubeconfig_loads_no_other_client() -> None:
 
 
 def test_an_agent_loads_few_modules() -> None:
-    names = imported("from kroute.cli import main, run\nfrom kroute import agent")
+    names = imported("from kroute.cli import main, run\nfrom kroute.agent import wiring")
     assert len(names) < OF_AN_AGENT
     assert {name.partition(".")[0] for name in names} & {"yaml", "email", "urllib3"} == set()
 
@@ -174,7 +176,7 @@ before = len(visited)
 load("run")
 from kroute.runtime.gc_tuning import seldom
 with seldom():
-    from kroute import agent
+    from kroute.agent import wiring
 print(gc.get_threshold() == (700, 10, 10), len(visited) - before)
 """
         shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

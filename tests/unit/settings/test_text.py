@@ -2,7 +2,7 @@
 
 import pytest
 
-from kroute.schedulers import flag_bits, parse_scheduler_flags
+from kroute.base.schedulers import flag_bits, parse_scheduler_flags
 from kroute.settings import Exemption, ListenAddress
 from kroute.settings import text as settings_text
 

@@ -7,8 +7,8 @@ import sys
 import msgspec
 
 from bench.place.host_load import cpu_seconds
-from kroute.broadcaster import QueueStatistics
 from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
+from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.loop_watch import LoopWatch

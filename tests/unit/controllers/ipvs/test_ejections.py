@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from kroute.comparison.virtual_servers import differences
 from kroute.controllers.ipvs.confirmations import (
     CONNECTS_WITHIN,
     MOST_A_SECOND,
@@ -24,6 +23,7 @@ from kroute.controllers.ipvs.ejections import LONGEST_HOLD, Ejections
 from kroute.kernel.ipvs.objects import RealServerKey, RealServerTraffic, SetRealServer, Traffic
 from kroute.model.plan import SLOW_START_STEPS, Ejection, Protocol, RealServer, VirtualServer, VirtualServerKey
 from kroute.model.probes import Probe
+from kroute.reconcile.comparison.virtual_servers import differences
 from tests.unit.fake_node import FakeNode, plan
 from tests.unit.watching import eventually, running
 from tests.virtual_time import virtual

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from kroute.comparison.virtual_servers import in_order_of_addition
 from kroute.controllers.ipvs.server_order import ENDS_CONNECTIONS, place
 from kroute.kernel.ipvs.objects import (
     AddRealServer,
@@ -20,6 +19,7 @@ from kroute.kernel.ipvs.objects import (
     VirtualServerOptions,
 )
 from kroute.model.plan import RealServer, ServicePlan, VirtualServer
+from kroute.reconcile.comparison.virtual_servers import in_order_of_addition
 from tests.examples import examples
 from tests.fakes.kernel import Operation
 from tests.unit.fake_node import FakeNode, new_kernel, plan, server

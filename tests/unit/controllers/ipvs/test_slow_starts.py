@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.comparison.virtual_servers import differences
 from kroute.controllers.ipvs import slow_starts as module
 from kroute.controllers.ipvs.slow_starts import FIRST_STEP, SlowStarts
 from kroute.kernel.ipvs.objects import SetRealServer
 from kroute.model.plan import SLOW_START_STEPS, Protocol, RealServer, VirtualServer, VirtualServerKey
+from kroute.reconcile.comparison.virtual_servers import differences
 from tests.unit.fake_node import FakeNode, plan
 
 WEB = VirtualServerKey(Protocol.TCP, "10.96.0.1", 80)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kroute.base.schedulers import BY_SHARE, SCHEDULERS
 from kroute.model.bounds import finish
 from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Endpoint, KubernetesObject, Node, ObjectKey, Pod, Service
 from kroute.model.plan import ServicePlan
 from kroute.planning.catalog import Catalog
-from kroute.schedulers import BY_SHARE, SCHEDULERS
 from tests.builders import LISTED_WITH_PODS, endpoint, endpoint_slice, facts, node, pod, service, settings
 
 KEY = ObjectKey("default", "web")

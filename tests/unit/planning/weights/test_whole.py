@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kroute.base.schedulers import SCHEDULERS
 from kroute.model.bounds import finish
 from kroute.planning.weights.whole import ACCURACY, MOST_TRIED, whole
-from kroute.schedulers import SCHEDULERS
 
 
 def wholes(counts: dict[Fraction, int], scheduler: str) -> dict[Fraction, int]:

@@ -4,7 +4,7 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kroute.histogram import Histogram
+from kroute.base.histogram import Histogram
 from kroute.telemetry.metrics.exposition import LINES_A_SLICE, Metric, Samples, write
 
 

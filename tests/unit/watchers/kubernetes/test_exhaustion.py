@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.backoff import exhaustion
+from kroute.base.backoff import exhaustion
 from kroute.model.kinds import SERVICES
 from kroute.settings import Settings
 from kroute.watchers.kubernetes import api_facts

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from kroute.fleet.answers import NodeStatus
+from kroute.cli.fleet.answers import NodeStatus
 from kroute.inspect.shared_state import SharedServer, SharedState
 from kroute.inspect.status import State, Status
 from kroute.model.addresses import host_port

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kroute.fleet.agents import AgentPod
-from kroute.fleet.answers import NodeStatus, ask_all_status, ask_shared
-from kroute.fleet.comparison import differences, lasting, server_differences, to_compare
-from kroute.fleet.kubectl import Kubectl
+from kroute.cli.fleet.agents import AgentPod
+from kroute.cli.fleet.answers import NodeStatus, ask_all_status, ask_shared
+from kroute.cli.fleet.comparison import differences, lasting, server_differences, to_compare
+from kroute.cli.fleet.kubectl import Kubectl
 
 SECOND_LOOK = 1.5
 """Seconds after which a difference of virtual servers is looked at again: until then, changes are in every kernel."""

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from kroute.fleet.agents import LABELS, find
-from kroute.fleet.kubectl import Kubectl, KubectlError
+from kroute.cli.fleet.agents import LABELS, find
+from kroute.cli.fleet.kubectl import Kubectl, KubectlError
 from tests.lab.manifests import KUSTOMIZE, render, the
 
 

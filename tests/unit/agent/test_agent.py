@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from kroute import agent as module
-from kroute.agent import Agent
-from kroute.broadcaster import Subscription
+from kroute.agent import wiring as module
+from kroute.agent.wiring import Agent
 from kroute.firewall.backend import Choice
 from kroute.model.node_facts import NodeInterfaces
 from kroute.model.objects import Applied
 from kroute.model.plan import NodePlan
 from kroute.planning.weights import sources
+from kroute.reconcile.broadcaster import Subscription
 from kroute.telemetry.loop_watch import LoopWatch
 from tests.builders import (
     LISTED,

@@ -1,6 +1,6 @@
 """Histograms: durations counted in buckets."""
 
-from kroute.histogram import Histogram
+from kroute.base.histogram import Histogram
 
 BOUNDS = (0.1, 1.0)
 

@@ -2,13 +2,13 @@
 
 import structlog
 
-from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.director.cleanup import undo
 from kroute.firewall.backend import open_what_stands
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import Ledger
 from kroute.runtime.state_dir import StateDirectory

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from kroute.fleet.agents import AgentPod
-from kroute.fleet.kubectl import Kubectl, KubectlError, Output
+from kroute.cli.fleet.agents import AgentPod
+from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
 from kroute.inspect.shared_state import SharedState
 from kroute.inspect.status import Status
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kroute import agent, start
-from kroute.backoff import retry_when_exhausted
+from kroute.agent import start, wiring
+from kroute.base.backoff import retry_when_exhausted
 from kroute.checks import finding, preflight
 from kroute.director import director
 from kroute.firewall import backend, succession
@@ -49,7 +49,7 @@ async def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     async def load_all(_names: object) -> list[str]:
         return []
 
-    for module in (agent, director, backend, succession):
+    for module in (wiring, director, backend, succession):
         monkeypatch.setattr(module, "open_kernel", opened)
     monkeypatch.setattr(modules, "load", load_all)
     monkeypatch.setattr(preflight, "has_capability", _after(preflight.has_capability))
@@ -127,7 +127,7 @@ async def test_one_that_waits_for_a_resource_is_stopped(
     async def without(what: str, attempt: Callable[[], Awaitable[object]]) -> object:
         return await retry_when_exhausted(what, fail if what == step else attempt)
 
-    for module in (agent, director, start):
+    for module in (wiring, director, start):
         monkeypatch.setattr(module, "retry_when_exhausted", without)
     async with ApiServer() as server, asyncio.timeout(PATIENCE):
         settings = Settings(

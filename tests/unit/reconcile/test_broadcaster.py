@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.broadcaster import Broadcaster, Subscription
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan
+from kroute.reconcile.broadcaster import Broadcaster, Subscription
 from tests.builders import plan
 
 KEY = ObjectKey("default", "web")
@@ -188,7 +188,7 @@ async def test_a_queue_is_never_deeper_than_there_are_services(batches: int) -> 
 
 async def test_lag_is_the_age_of_the_oldest_plan_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("kroute.broadcaster.time.monotonic", lambda: now)
+    monkeypatch.setattr("kroute.reconcile.broadcaster.time.monotonic", lambda: now)
     broadcaster = Broadcaster()
     subscription = broadcaster.subscribe("s")
     now = 110.0

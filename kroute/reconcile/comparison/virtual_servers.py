@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+from kroute.base.schedulers import SCHEDULERS_BY_ORDER, SCHEDULERS_WITH_FLAGS
 from kroute.kernel.ipvs.objects import (
     DIRECT_ROUTING,
     MASQUERADING,
@@ -23,7 +24,6 @@ from kroute.kernel.ipvs.objects import (
 )
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
-from kroute.schedulers import SCHEDULERS_BY_ORDER, SCHEDULERS_WITH_FLAGS
 
 WRONG_METHOD = -1
 """The weight, which no plan has, of a real server that is forwarded to in another way than planned."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kroute.fleet import kubectl as module
-from kroute.fleet.kubectl import Kubectl, KubectlError, Output
+from kroute.cli.fleet import kubectl as module
+from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
 from tests.unit.watching import PATIENCE
 
 LONG = "sleep 100"

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from kroute.fleet.kubectl import Kubectl, KubectlError
+from kroute.cli.fleet.kubectl import Kubectl, KubectlError
 
 LABELS = "app.kubernetes.io/name=kroute"
 NAMESPACE = "kube-system"

@@ -7,7 +7,7 @@ from errno import EACCES, EIO, EMFILE, ENFILE, ENOBUFS, ENOMEM
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.backoff import Retries, exhaustion, retry_when_exhausted
+from kroute.base.backoff import Retries, exhaustion, retry_when_exhausted
 from kroute.kernel.errors import KernelError
 
 
@@ -95,7 +95,7 @@ EXHAUSTED = [
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kroute.backoff._FIRST_RETRY", 0.0)
+    monkeypatch.setattr("kroute.base.backoff._FIRST_RETRY", 0.0)
 
 
 @pytest.mark.parametrize("error", EXHAUSTED, ids=repr)

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from kroute.broadcaster import Broadcaster
 from kroute.inspect import agent_socket
 from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import Applied, KubernetesObject
 from kroute.model.plan import NodePlan
+from kroute.reconcile.broadcaster import Broadcaster
 from tests.apiserver.pods import EXEC
 from tests.apiserver.server import ApiServer
 from tests.builders import LISTED, endpoint, endpoint_slice, node, service
@@ -55,7 +55,7 @@ class Cluster:
         programs = self._directory / f"{name}-bin"
         programs.mkdir()
         program = programs / "kroute"
-        root = Path(__file__).parents[3]
+        root = Path(__file__).parents[4]
         program.write_text(f'#!/bin/sh\ncd {root}; exec {sys.executable} -m kroute "$@" --state-dir {state_dir}\n')
         program.chmod(0o755)
         return programs

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kroute.comparison import set_entries, source_routes, vips
-from kroute.comparison.source_routes import ANY_SOURCE, SourceRoute
 from kroute.model.plan import AddressSet, SetEntry, Vip
+from kroute.reconcile.comparison import set_entries, source_routes, vips
+from kroute.reconcile.comparison.source_routes import ANY_SOURCE, SourceRoute
 
 NODE = "192.168.123.1"
 VIP = Vip("10.96.0.10", NODE)

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from kroute.fleet.answers import NodeStatus
-from kroute.fleet.comparison import differences, lasting, server_differences, to_compare, usual
+from kroute.cli.fleet.answers import NodeStatus
+from kroute.cli.fleet.comparison import differences, lasting, server_differences, to_compare, usual
 from kroute.inspect.shared_state import SharedServer, SharedState
 from kroute.inspect.status import Served, Severity, State, Status, StatusProblem, with_problems
 

@@ -15,8 +15,7 @@ import msgspec
 import structlog
 
 from kroute import __version__
-from kroute.backoff import retry_when_exhausted
-from kroute.broadcaster import Broadcaster
+from kroute.base.backoff import retry_when_exhausted
 from kroute.checks import preflight
 from kroute.checks.other_proxies import ProxyTraces
 from kroute.checks.ownership import WAITING_LOOK, Ownership
@@ -31,6 +30,7 @@ from kroute.model.node_facts import ApiFacts, NodeInterfaces, node_facts
 from kroute.model.objects import Change
 from kroute.model.plan import NodePlan, Plan, Problem
 from kroute.planning.catalog import Catalog
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.runtime import malloc_tuning
 from kroute.runtime.gc_tuning import GcTuning
 from kroute.runtime.on_demand import OnDemand
@@ -296,7 +296,7 @@ async def serve(
 ) -> int:
     """Run an agent until `stop` is set; returns the exit code. `loop_watch` watches the event loop in which this runs.
 
-    `cluster` is followed already (`kroute.start`). Without it the source that the settings name is opened here.
+    `cluster` is followed already (`kroute.agent.start`). Without it the source that the settings name is opened here.
     """
     found = await unless(
         stop, retry_when_exhausted("looking for what is missing", lambda: preflight.look_at_node(settings))
@@ -344,7 +344,7 @@ async def _claimed(settings: Settings, stack: AsyncExitStack) -> StateDirectory:
 
 
 async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:
-    from kroute import cleanup  # noqa: PLC0415  it loads what undoes a director, too
+    from kroute.migration import cleanup  # noqa: PLC0415  it loads what undoes a director, too
 
     return await cleanup.undo_and_log(settings, state_dir)
 

@@ -3,7 +3,7 @@
 Importing what an agent consists of takes as long as listing a thousand Services. The lists need a quarter of it only:
 the settings, the API client, and the types of the objects. So these are loaded first, connections are opened, and the
 lists are requested. The other modules follow in small steps, between which the event loop takes what has arrived: TLS
-goes on, and objects are decoded and kept. Then the agent looks at its node, as `kroute.agent.serve` says, and takes
+goes on, and objects are decoded and kept. Then the agent looks at its node, as `wiring.serve` says, and takes
 what was kept.
 
 What goes wrong with the lists early is not said here. The agent tries again where its turn to open the API comes, so
@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from kroute.backoff import exhaustion, retry_when_exhausted
+from kroute.base.backoff import exhaustion, retry_when_exhausted
 from kroute.model.kinds import watched
 from kroute.runtime import gc_tuning, malloc_tuning
 from kroute.runtime.runner import stop_signal, unless
@@ -41,7 +41,7 @@ STEPS = (
     "kroute.telemetry.statistics",
     "kroute.telemetry.events",
     "kroute.telemetry.observation",
-    "kroute.agent",
+    "kroute.agent.wiring",
 )
 """What the agent consists of, in an order in which each module needs few that are not loaded yet. The last one needs
 all of them; the others only divide its import into steps of some 10 ms."""
@@ -59,9 +59,9 @@ async def serve(settings: Settings, loop_watch: "LoopWatch") -> int:
         await unless(stop, retry_when_exhausted("loading kroute's modules", _load))
         if stop.is_set():
             return 0
-        from kroute import agent  # noqa: PLC0415
+        from kroute.agent import wiring  # noqa: PLC0415
 
-        return await agent.serve(settings, loop_watch, stop, cluster)
+        return await wiring.serve(settings, loop_watch, stop, cluster)
 
 
 async def _followed_early(settings: Settings, stack: AsyncExitStack) -> "FollowedCluster | None":

@@ -16,15 +16,15 @@ from unittest.mock import patch
 import pytest
 
 from kroute import __version__, logs
+from kroute.cli.fleet import survey
 from kroute.cli.kubectl import command, top
 from kroute.cli.kubectl.printing import Answer
 from kroute.cli.show.live import RateList, RateRow
 from kroute.cli.terminal.output import DIFFERENT, DONE, FAILURE, NO_AGENT
-from kroute.fleet import survey
 from kroute.model.document import encode
-from tests.unit.fleet.cluster import BEHIND, Cluster, cluster
+from tests.unit.cli.fleet.cluster import BEHIND, Cluster, cluster
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.comparison.virtual_servers import (
+from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
+from kroute.reconcile.comparison.virtual_servers import (
     Condition,
     agrees,
     condition_of,
@@ -19,8 +21,6 @@ from kroute.comparison.virtual_servers import (
     real_server_condition,
     stale_real_servers,
 )
-from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
-from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
 
 KEY = VirtualServerKey(Protocol.TCP, "10.96.0.10", 80)
 ONE, TWO = ("10.244.1.1", 8080), ("10.244.2.1", 8080)

@@ -1,0 +1,1 @@
+"""An agent: start it, wire its parts together, and run them."""
