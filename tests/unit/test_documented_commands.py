@@ -30,6 +30,7 @@ A_PROVIDER = "needs an account with a provider; written from the provider's docu
 ANOTHER_PROGRAM = "shows what other tests look at by netlink; the program is not kroute's"
 
 RUN_BY = {
+    ".venv/bin/pytest": "runs this test, and that a page's file is there is looked up below",
     "kroute bundle": "tests/unit/cli/bundle/test_bundle.py",
     "kroute check": "tests/scenarios/test_check.py",
     "kroute cleanup": "tests/scenarios/test_s17_only_what_is_ours.py",
@@ -277,6 +278,12 @@ def test_helm_renders_the_chart_with_every_value(command: Command) -> None:
     done = helm("template", *words)
     assert done.returncode == 0, done.stderr
     assert f"name: kroute{'-uninstall' if 'mode=uninstall' in words else ''}\n" in done.stdout
+
+
+@pytest.mark.parametrize("command", of(".venv/bin/pytest"), ids=str)
+def test_a_test_that_a_page_runs_is_there(command: Command) -> None:
+    [file] = [word for word in command.words if word.startswith("tests/")]
+    assert (Path(__file__).parents[2] / file).is_file()
 
 
 @pytest.mark.parametrize("command", [*of("cp"), *of("/opt/kroute/bin/pip")], ids=str)
