@@ -6,12 +6,14 @@ other programs are left out on purpose: the kubelet's KUBE-FIREWALL, KUBE-MARK-D
 KUBE-IPTABLES-HINT, and the chains, sets and bridge of kube-router's network policies and routing.
 """
 
+import asyncio
 import re
 from collections.abc import Iterable, Sequence, Set
 from contextlib import AsyncExitStack
 from typing import NamedTuple, Self
 
 from kroute.firewall.backend import clients_of
+from kroute.kernel.iptables.tools import legacy_tables
 from kroute.kernel.modules import is_present
 from kroute.kernel.nftables.chains import NftChain
 from kroute.kernel.node_kernel import NodeKernel
@@ -153,12 +155,8 @@ OTHER_PROXIES = {
 
 NAMED_CHAINS = 5
 """How many chains of one family are named."""
-
-
 TABLES = ("nat", "mangle", "filter")
 """The tables in which other proxies have chains."""
-LEGACY_EVERY = 12
-"""Reading the legacy tables takes some milliseconds for each hundred chains."""
 
 
 class Trace(NamedTuple):
@@ -172,19 +170,20 @@ class ProxyTraces:
     """The names of the proxies that have chains, tables or sets in the kernel, for a caller that asks again and again.
 
     A link is no trace here: kroute's own may have the same name. Chains of nf_tables are read again only after another
-    program has changed something, legacy tables only where `kernel` has them open, and at every `LEGACY_EVERY`th call.
+    program has changed something, those of a legacy table only after any change of the table. Legacy tables are read
+    whatever kroute's own backend is: with kube-proxy's rules in them, packets never reach IPVS.
+
     A context manager, which closes what it has opened.
     """
 
     def __init__(self, kernel: NodeKernel, settings: Settings) -> None:
         """`kernel` is open for the backend that the settings name."""
-        self._kernel = kernel
         self._nftables = kernel.nftables if "nftables" in clients_of(settings) else None
         self._stack = AsyncExitStack()
         self._generation: int | None = None
         self._by_nftables: frozenset[str] = frozenset()
-        self._by_legacy: frozenset[str] = frozenset()
-        self._calls = 0
+        self._by_legacy: dict[tuple[int, str], tuple[bytes, frozenset[str]]] = {}
+        """The outline of each legacy table, and the proxies that have chains there."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -196,13 +195,10 @@ class ProxyTraces:
         """The names now. Raises KernelError."""
         if is_present("nf_tables"):
             await self._read_nftables()
-        if self._calls % LEGACY_EVERY == 0:
-            tables = [(it, table) for it in self._kernel.xtables.values() for table in TABLES]
-            self._by_legacy = _proxies_with({name for it, table in tables for name in await it.chains(table)})
-        self._calls += 1
+        await self._read_legacy()
         sets = await self._sets()
         by_sets = {proxy.name for proxy in OTHER_PROXIES.values() if proxy.sets & sets}
-        return self._by_nftables | self._by_legacy | by_sets
+        return self._by_nftables.union(by_sets, *[proxies for _, proxies in self._by_legacy.values()])
 
     async def _read_nftables(self) -> None:
         if self._nftables is None:
@@ -216,6 +212,18 @@ class ProxyTraces:
             by_table = {proxy.name for proxy in OTHER_PROXIES.values() if proxy.nft_table in tables}
             self._by_nftables = _proxies_with({it.name for it in chains}) | by_table
             self._generation = generation
+
+    async def _read_legacy(self) -> None:
+        tables = [(it.number, name) for it in Family for name in legacy_tables(it.number) or () if name in TABLES]
+        if not tables:
+            return
+        from kroute.kernel.iptables.table_digest import legacy_chains, legacy_outline  # noqa: PLC0415 (loads ctypes)
+
+        for table in tables:
+            known, outline = self._by_legacy.get(table), legacy_outline(*table)
+            if known is None or known[0] != outline:
+                chains = await asyncio.to_thread(legacy_chains, *table)  # kube-proxy's may be thousands
+                self._by_legacy[table] = outline, _proxies_with(set(chains))
 
     async def _sets(self) -> set[str]:
         if not is_present("ip_set"):

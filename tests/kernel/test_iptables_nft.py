@@ -9,7 +9,7 @@ import pytest
 from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES, OtherProxy
 from kroute.kernel.iptables.nft_rules import TABLES, read_rules
 from kroute.kernel.iptables.saved import SavedTable, parse_saved
-from kroute.kernel.iptables.table_digest import legacy_chains, table_digest
+from kroute.kernel.iptables.table_digest import legacy_chains, legacy_outline, table_digest
 from kroute.kernel.iptables.tools import legacy_tables
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import Table
@@ -123,6 +123,8 @@ async def test_the_chains_of_legacy_tables_are_seen_without_the_tools_and_withou
     assert "nat" in (legacy_tables(socket.AF_INET) or ())
     assert sorted(legacy_chains(socket.AF_INET, "nat")) == ["DOCKER", "KUBE-SERVICES"]
     assert legacy_chains(socket.AF_INET6, "nat") == []
-    digest = table_digest(socket.AF_INET, "nat")
+    digest, outline = table_digest(socket.AF_INET, "nat"), legacy_outline(socket.AF_INET, "nat")
+    assert legacy_outline(socket.AF_INET, "nat") == outline
     run("iptables-legacy -t nat -X DOCKER")
     assert table_digest(socket.AF_INET, "nat") != digest
+    assert legacy_outline(socket.AF_INET, "nat") != outline

@@ -11,6 +11,7 @@ import socket
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError
@@ -75,19 +76,39 @@ def legacy_chains(family: int, name: str) -> list[str]:
     return found[:-1]  # the last one is the table's end
 
 
+def legacy_outline(family: int, name: str) -> bytes:
+    """The points of entry, number and bytes of a table's entries: cheap to read, and another one after most changes.
+
+    Raises KernelError, and makes a table, as `legacy_chains` does.
+    """
+    with _asking(family, name) as asking:
+        return _outline(asking, _LAYOUTS[family], name)
+
+
 def _read(family: int, name: str) -> bytes:
+    with _asking(family, name) as asking:
+        return _listing(asking, _LAYOUTS[family], name)
+
+
+@contextmanager
+def _asking(family: int, name: str) -> Iterator[socket.socket]:
+    """A socket for questions about a table, whose errors become KernelErrors."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as asking:
-            return _listing(asking, _LAYOUTS[family], name)
+            yield asking
     except OSError as error:
         sentence = f"cannot read table {name}: {error.strerror}; reading it in another way"
         raise KernelError(sentence, errno=error.errno) from error
 
 
+def _outline(asking: socket.socket, layout: _Layout, name: str) -> bytes:
+    return ask(asking, layout.level, GET_INFO, _INFO.pack(name.encode(), *(0,) * 13))
+
+
 def _listing(asking: socket.socket, layout: _Layout, name: str) -> bytes:
     """The points of entry and the entries. EAGAIN says that the size has changed since it was asked for."""
     for attempt in range(ATTEMPTS):
-        info = ask(asking, layout.level, GET_INFO, _INFO.pack(name.encode(), *(0,) * 13))
+        info = _outline(asking, layout, name)
         size = _INFO.unpack(info)[-1]
         try:
             header = _LIST_HEADER.pack(name.encode(), size)
