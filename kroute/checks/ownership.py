@@ -172,12 +172,15 @@ class Ownership:
         """Look for proxies that come later, until cancelled.
 
         `restrain` is told whether there is one. `remove` begins to delete what a rival has left that has ended for
-        good. What was in the kernel before and has not gone since is no sign of a rival: kube-proxy's ports may be
-        kroute's by now, so its fresh rules and sets have to show it.
+        good. What was in the kernel before and has not gone since is no sign of a rival, unless the cluster wants this
+        proxy here, as it does if kroute has been restarted beside it: kube-proxy's ports may be kroute's by now, so its
+        fresh rules and sets have to show it.
         """
         if self._settings.other_proxies != WAIT:
             return
         known = await self._traces.now() - self._unfinished
+        if known:
+            known -= (await self._cluster.ask(ASK_AGAIN) or {}).keys()
         meant = ""  # the rival that the cluster has wanted here
         while True:
             await asyncio.sleep(SERVING_LOOK)
@@ -271,7 +274,7 @@ class Ownership:
 
 
 async def _proxies_of_node(api: "Reader", node: str) -> dict[str, str]:
-    from kroute.checks.cluster_proxies import proxies_of_node  # noqa: PLC0415  no restart asks
+    from kroute.checks.cluster_proxies import proxies_of_node  # noqa: PLC0415  few restarts ask
 
     return await proxies_of_node(api, node)
 

@@ -17,7 +17,7 @@ import pytest
 
 from kroute.reconcile.ledger import Ledger, TakeOverBegun
 from tests.lab import firewall, kubernetes
-from tests.lab.api_server import ApiServer
+from tests.lab.api_server import EVENTS, ApiServer
 from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.deployment import eventually
 from tests.lab.feed import ApiFeed, control_plane
@@ -36,6 +36,7 @@ VIPS = tuple(family.service_ip for family in FAMILIES)
 STREAMS, NEW_PER_SECOND = 200, 50
 FLAGS = ("--node-name", "node1", "--cluster-cidr", f"{POD_RANGE},{POD_RANGE6}", "--resync-period", "5s")
 FLAGS += ("--external-ip-range", "203.0.113.0/24")
+NFTABLES = ("--firewall", "nftables")
 MODES = [
     pytest.param("iptables", marks=pytest.mark.legacy),
     pytest.param("ipvs", marks=pytest.mark.legacy),
@@ -72,10 +73,10 @@ class Scene:
             Way(client, EXTERNAL_IP, 8080),
         ]
 
-    async def kroute(self, *, trace: Path | None = None) -> KrouteProcess:
+    async def kroute(self, *flags: str, trace: Path | None = None) -> KrouteProcess:
         """Install kroute on the node."""
         under = {"fork": False, "under": traced(trace)} if trace else {}
-        return await self.node.kroute("run", *self.feed.flags, *FLAGS, **under)  # type: ignore[arg-type]
+        return await self.node.kroute("run", *self.feed.flags, *FLAGS, *flags, **under)  # type: ignore[arg-type]
 
     async def command(self, *argv: str) -> str:
         """Run a command of kroute's on the node, which must succeed."""
@@ -101,6 +102,12 @@ class Scene:
             assert why in text, text
 
         await eventually(says_so, within=60)
+
+    def said_of_proxies(self) -> set[str]:
+        """The reasons of the Events about other proxies that kroute has written on the Node."""
+        found = [event for event in self.api.list(EVENTS) if "ServiceProxy" in event["reason"]]
+        assert all(event["regarding"]["kind"] == "Node" for event in found)
+        return {event["reason"] for event in found}
 
     def own(self, path: str) -> tuple[int, str]:
         """What kroute answers at its own port: status and body."""
@@ -240,6 +247,7 @@ async def test_kroute_waits_beside_kube_proxy_takes_over_when_it_is_deleted_and_
             await made.proxy.delete()
             await agent.ready()
             await nothing_is_left(made.node)
+            assert made.said_of_proxies() == {"WaitingForServiceProxy", "ServiceProxyGone"}
             await load.goes_on(100)
         await hands_back(made, agent, record_property, f"{kind}, {mode}, the way back")
 
@@ -290,6 +298,8 @@ async def waits_through_restarts(made: Scene, load: Load) -> None:
     """Restart kube-proxy, have it crash again and again, and replace its Pod: kroute waits on."""
     assert (made.own("/livez"))[0] == 200
     assert 'kroute_waiting_for_proxy{proxy="kube-proxy"} 1' in (made.own("/metrics"))[1]
+    assert "WaitingForServiceProxy: waiting: kube-proxy is at work on this node" in await made.status()
+    assert made.said_of_proxies() == {"WaitingForServiceProxy"}
     await load.goes_on(100)
     made.proxy.end()
     await made.waits("it is silent, but")
@@ -340,12 +350,34 @@ async def test_a_take_over_that_was_interrupted_is_finished_at_the_next_start(
         await load.goes_on(100)
 
 
+@pytest.mark.legacy
+@pytest.mark.nftables
+async def test_legacy_rules_of_a_kube_proxy_that_ended_before_kroute_came_are_taken_over_by_either_backend(
+    record_property: Callable[[str, object], None],
+) -> None:
+    """They come before IPVS, so kroute would serve nobody beside them, and they lead to endpoints of yesterday."""
+    async with scene("iptables", None) as made, traffic(made, record_property, "kube-proxy ended before") as load:
+        await made.proxy.delete()
+        agent = await made.kroute(*NFTABLES, "--take-over-after", "2s")
+        await agent.ready()
+        await nothing_is_left(made.node)
+        await load.goes_on(100)
+
+
 @pytest.mark.parametrize(
-    ("mode", "streams"),
-    [pytest.param("ipvs", STREAMS, marks=pytest.mark.legacy), pytest.param("nftables", 0, marks=pytest.mark.nftables)],
+    ("mode", "streams", "flags"),
+    [
+        pytest.param("ipvs", STREAMS, (), marks=pytest.mark.legacy),
+        pytest.param("iptables", STREAMS, NFTABLES, marks=[pytest.mark.legacy, pytest.mark.nftables]),
+        pytest.param("nftables", 0, (), marks=pytest.mark.nftables),
+    ],
 )
 async def test_a_kube_proxy_that_comes_later_is_reported_and_not_fought(
-    mode: str, streams: int, tmp_path: Path, record_property: Callable[[str, object], None]
+    mode: str,
+    streams: int,
+    flags: tuple[str, ...],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """kroute goes on serving; it writes no object again that it has written, and repairs all when the rival ends.
 
@@ -354,7 +386,7 @@ async def test_a_kube_proxy_that_comes_later_is_reported_and_not_fought(
     """
     async with scene(mode, None, is_running=False) as made:
         trace = tmp_path / "trace"
-        agent = await made.kroute(trace=trace)
+        agent = await made.kroute(*flags, trace=trace)
         await agent.ready()
 
         async def rival_comes() -> None:
@@ -375,6 +407,7 @@ async def test_a_kube_proxy_that_comes_later_is_reported_and_not_fought(
             await made.proxy.delete()
             await eventually(lambda: has_metric(made, 'kroute_rival_proxy{proxy="kube-proxy"} 0'), within=60)
             await nothing_is_left(made.node)
+            assert made.said_of_proxies() == {"RivalServiceProxy", "ServiceProxyGone"}
             await load.goes_on(100)
 
 

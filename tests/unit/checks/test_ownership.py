@@ -220,7 +220,7 @@ async def test_a_rival_is_told_once_and_repairs_are_restrained_until_it_is_gone(
     story = Story(cluster)
     follow = story.follow()
     await asyncio.sleep(60)
-    assert story.ownership.rival is None
+    assert (story.ownership.rival, cluster.asked) == (None, 0)
     cluster.pods, story.traces = [POD], frozenset({"kube-proxy"})  # its ports are kroute's, so its rules show it
     await asyncio.sleep(60)
     assert story.ownership.rival is not None
@@ -246,6 +246,22 @@ async def test_what_was_left_before_is_no_rival_and_what_comes_back_is_one() -> 
     await asyncio.sleep(60)
     assert story.ownership.rival is not None
     assert story.removed == [], "without a word of the cluster nobody knows whether it has ended"
+    follow.cancel()
+
+
+@virtual(settles_within=0)
+async def test_a_rival_is_one_still_after_kroute_was_restarted_beside_it() -> None:
+    """It was there before, and its ports are kroute's again, sooner than it has tried them."""
+    cluster = Cluster(POD)
+    story = Story(cluster)
+    story.traces = frozenset({"kube-proxy"})
+    assert await story.turn(has_served=True) == frozenset()
+    follow = story.follow()
+    await asyncio.sleep(60)
+    assert (story.problems, story.restraints, story.removed) == ([(RIVAL, "kube-proxy")], [True], [])
+    cluster.pods = []
+    await asyncio.sleep(60)
+    assert (story.removed, story.restraints) == ([{"kube-proxy"}], [True, False])
     follow.cancel()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kroute.checks.running_proxies import Sign
 from kroute.inspect import shared_state
 from kroute.inspect.shared_state import SharedState
 from kroute.inspect.status import MOST_PROBLEMS, Severity, State, Status, StatusProblem, with_problems
@@ -77,6 +78,25 @@ async def test_each_thing_that_hinders_the_agent_has_a_next_step(agent: Observed
     ]
     assert found.served.missing is None
     assert all(it.next_step for it in found.problems)
+
+
+@pytest.mark.parametrize(("waits", "state"), [(True, State.WAITING), (False, State.READY)])
+async def test_another_proxy_is_a_failure_with_its_sign_and_a_next_step(
+    agent: Observed, waits: bool, state: State
+) -> None:
+    """While kroute waits for it, what is not in the kernel and who has not run yet are no problems of their own."""
+    sign = Sign("kube-proxy", "it has written rules or sets")
+    reason, said = "RivalServiceProxy", f"{sign}, beside kroute"
+    if waits:
+        reason, said = "WaitingForServiceProxy", f"waiting: {sign}"
+        agent.ownership.waits_for, agent.workers.faults, agent.kernel.table = sign, ["nothing has run yet"], {}
+        agent.ownership.is_ours.clear()
+    else:
+        agent.ownership.rival = sign
+    found = await status(agent)
+    assert found.state is state
+    assert [(it.severity, it.reason, it.message) for it in found.problems] == [(Severity.FAIL, reason, said)]
+    assert "docs/one-proxy.md" in found.problems[0].next_step
 
 
 async def test_problems_of_services_come_last_and_are_warnings(agent: Observed) -> None:

@@ -14,6 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute import __version__
+from kroute.checks.running_proxies import Sign
 from kroute.http import fair_listener, listener
 from kroute.http.fair_listener import Budget
 from kroute.model.objects import Applied, Deleted, Node, NodeMeta, NodeSpec, ObjectKey, Taint
@@ -61,6 +62,15 @@ async def test_controllers_that_do_not_work_fail_every_probe_and_say_why(agent: 
 async def test_until_the_initial_sync_is_served_the_agent_is_healthy_and_not_ready(agent: Observed) -> None:
     agent.workers.is_live = False
     assert await probes(agent) == {"/healthz": 200, "/livez": 200, "/readyz": 503}
+
+
+async def test_while_another_proxy_is_at_work_the_agent_is_alive_and_says_why_it_is_not_ready(agent: Observed) -> None:
+    agent.workers.is_live = False
+    agent.workers.faults = ["no controller has run yet"]
+    agent.ownership.waits_for = Sign("kube-proxy", "its metrics port 10249 answers: mode ipvs")
+    assert await probes(agent) == {"/healthz": 503, "/livez": 200, "/readyz": 503}
+    why = "waiting: kube-proxy is at work on this node (its metrics port 10249 answers: mode ipvs)"
+    assert json.loads((await ask(agent.health_port, "/readyz")).body)["causes"] == [why]
 
 
 def node(*taints: str, deleted: bool = False, name: str = NODE) -> Node:
