@@ -11,15 +11,17 @@ from kroute.model.bounds import (
     MOST_RANGE_ENTRIES,
     MOST_RANGES,
     UNITS_A_STEP,
+    Steps,
     finish,
     sort,
 )
 from kroute.model.objects import Applied, Deleted, EndpointPort, EndpointSlice, KubernetesObject, Service
-from kroute.model.plan import AddressSet, ServicePlan
+from kroute.model.plan import AddressSet, RealServer, ServicePlan
 from kroute.planning.address_conflicts import AddressClaims, Claimant
 from kroute.planning.backend_slices import LARGE_SLICE, read_slice
 from kroute.planning.catalog import Catalog
 from kroute.planning.plan_service import NOTHING_HELD, plan_service, planning
+from kroute.planning.weights.rule import Chosen, Weighing
 from tests.builders import NODE_IPV4, endpoint, endpoint_slice, facts, port, read, service, settings
 from tests.unit.planning.test_catalog import listed, served
 
@@ -111,6 +113,22 @@ class TestBackends:
         ]
         assert [problem.subject for problem in found.problems] == ["40 real servers"]
         assert {vip.address for vip in found.vips} == {"10.96.0.10", "198.51.0.1"}
+
+    def test_what_has_no_room_is_not_weighed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        weighed: list[int] = []
+        weighing = Weighing.weighing
+
+        def counted(self: Weighing, chosen: Chosen) -> Steps[tuple[RealServer, ...]]:
+            weighed.append(len(chosen))
+            return weighing(self, chosen)
+
+        monkeypatch.setattr(Weighing, "weighing", counted)
+        greedy = service("web", external_ips=external(1), annotations={"kroute.io/weights": "node/n1=3"})
+        pods = endpoint_slice("web-1", *[f"10.244.1.{last}" for last in range(1, 21)])
+        assert len(plan(greedy, pods, max_backends=30).virtual_servers) == 1
+        assert weighed == [20]
+        assert len(plan(greedy, pods, max_backends=40).virtual_servers) == 2
+        assert weighed == [20] * 3
 
     def test_an_address_whose_source_ranges_do_not_fit_is_closed_not_open(self) -> None:
         ranges = [f"10.{number // 250}.{number % 250}.0/24" for number in range(MOST_RANGES)]
