@@ -27,7 +27,7 @@ from tests.lab.day.stage import WITNESS, Stage, disks
 from tests.lab.day.stranger import Stranger
 from tests.lab.day.timetable import Day, Event
 from tests.lab.day.victims import Victims
-from tests.lab.deployment import eventually
+from tests.lab.deployment import SLOWNESS, eventually
 from tests.lab.directors import DirectorMachine
 from tests.lab.firewall_state import entries, rules
 from tests.lab.hosts import Host
@@ -42,6 +42,8 @@ GROWTH, GROWS_BY = 1.3, 4 << 20
 """The witness's memory in the evening of an hour is at most so many times that at noon, and so many bytes more."""
 HOUR = 3600
 """Seconds. In a shorter day the heap still reaches new peaks on a busy host, so that its memory is reported only."""
+LONGEST_ROUND = 0.1 * SLOWNESS
+"""Seconds of processor time that the witness's longest round of its event loop may take: 0.1 on a native kernel."""
 SETTLES_WITHIN = 30
 """Native seconds in which all is as it should be after the last trouble."""
 NEAR = 3
@@ -275,7 +277,7 @@ def _memory(progress: Progress) -> tuple[float, float]:
 
 
 def _own_figures(day: Day, stage: Stage, progress: Progress) -> str:
-    """The figures of the witness. Adds to the wrongs if it has grown."""
+    """The figures of the witness. Adds to the wrongs if it has grown, or if others had to wait for one thing."""
     noon, evening = _memory(progress)
     if day.seconds >= HOUR and evening > noon * GROWTH + GROWS_BY:
         stage.wrongs.append(f"the witness has grown from {noon / 2**20:.1f} to {evening / 2**20:.1f} MiB")
@@ -285,6 +287,8 @@ def _own_figures(day: Day, stage: Stage, progress: Progress) -> str:
         float(re.findall(rf"^kroute_loop_longest_round_{unit} (\S+)$", text, re.MULTILINE)[0])
         for unit in ("seconds", "cpu_seconds")
     )
+    if longest_cpu > LONGEST_ROUND:
+        stage.wrongs.append(f"a round of the witness's event loop took {longest_cpu:.2f} s of processor time")
     return (
         f"; witness {noon / 2**20:.1f} MiB at noon, {evening / 2**20:.1f} in the evening, "
         f"longest round of its loop {longest:.2f} s, of processor time {longest_cpu:.2f} s"
