@@ -1,10 +1,10 @@
 """Nothing waits for a reader of the log that stands still: lines are kept, then dropped and counted. Pipes are real."""
 
-import asyncio
 import fcntl
 import json
 import os
 import pty
+import queue
 import socket
 import subprocess
 import sys
@@ -107,7 +107,7 @@ def test_a_full_pipe_stops_nothing_and_missing_lines_are_counted_where_they_are_
     program = serve(10_000, socket_pair=socket_pair)
     going_on = program.said().split()  # a line that waits for the reader would keep this from being said
     seen = b""
-    while b"log.lines_dropped" not in seen or not seen.endswith(b"\n"):  # the event loop writes on: nothing ends it yet
+    while b"log.lines_dropped" not in seen or not seen.endswith(b"\n"):  # the thread writes on: nothing ends it yet
         seen += os.read(program.reader, 1 << 16)
     program.go_on()
     assert program.process.wait() == 0
@@ -121,7 +121,7 @@ def test_a_full_pipe_stops_nothing_and_missing_lines_are_counted_where_they_are_
     assert KEPT_BYTES * 0.9 < sum(map(len, lines)) < KEPT_BYTES * 1.5
 
 
-def test_what_is_kept_is_written_by_the_event_loop_once_somebody_reads(serve: Serve) -> None:
+def test_what_is_kept_is_written_once_somebody_reads(serve: Serve) -> None:
     program = serve(1000, "await asyncio.to_thread(sys.stdin.readline)")
     assert program.said() == "goes on 0\n"
     seen = b""
@@ -157,39 +157,35 @@ def test_the_flags_that_other_processes_share_stay(made: Made, pipe: Pipe) -> No
     assert os.read(reader, 10) == b"x\n"
 
 
-def _cannot_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "open", refuse)
-
-
-def read_what_is_kept(reader: int, stream: NonBlockingStream) -> bytes:
-    """Read the pipe while the stream writes what it has kept, until nothing more comes."""
-    os.set_blocking(reader, False)
-    seen = b""
+def test_a_pipe_that_another_process_has_made_non_blocking_loses_nothing(made: Made, pipe: Pipe) -> None:
+    reader, writer = pipe
+    os.set_blocking(writer, False)
+    stream = made(writer)
+    line = "x" * 999 + "\n"
     for _ in range(1000):
-        with suppress(BlockingIOError):
-            seen += os.read(reader, 1 << 16)
-        stream.flush()
+        stream.write(line)
+    assert read_lines(reader, 1000) == line.encode() * 1000
+    assert stream.dropped == 0
+
+
+def read_lines(reader: int, count: int) -> bytes:
+    seen = b""
+    while seen.count(b"\n") < count:
+        seen += os.read(reader, 1 << 16)
     return seen
 
 
-@pytest.mark.parametrize("prepare", [lambda _: None, _cannot_be_opened_again], ids=["opened again", "polled"])
-def test_lines_are_whole_however_long_they_are(
-    prepare: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, made: Made, pipe: Pipe
-) -> None:
+def test_lines_are_whole_however_long_they_are(made: Made, pipe: Pipe) -> None:
     reader, writer = pipe
-    told: list[int] = []
-    prepare(monkeypatch)
-    stream = made(writer, told.append)
+    told: queue.SimpleQueue[int] = queue.SimpleQueue()
+    stream = made(writer, told.put)
     lines = [f"{number} {'x' * number * 997}\n" for number in range(200)]
     for line in lines:
         stream.write(line)
-    seen = read_what_is_kept(reader, stream)
+    seen = read_lines(reader, len(lines) - stream.dropped)
     kept = seen.decode().splitlines(keepends=True)
     assert kept == lines[: len(kept)]
-    assert stream.dropped == len(lines) - len(kept) == sum(told)
+    assert stream.dropped == len(lines) - len(kept) == told.get(timeout=60)
     assert 0 < stream.dropped < len(lines)
 
 
@@ -199,6 +195,7 @@ def test_a_reader_that_is_gone_costs_lines_and_nothing_else(made: Made, pipe: Pi
     os.close(reader)
     stream.write("lost\n")
     stream.write("lost\n")
+    stream.finish(60)
     assert stream.dropped == 2
 
 
@@ -207,10 +204,7 @@ def test_a_terminal_that_was_stopped_stops_nothing(made: Made) -> None:
     stream = made(secondary)
     for _ in range(3000):
         stream.write("x" * 100 + "\n")
-    seen = b""
-    while seen.count(b"\n") < 3000:
-        seen += os.read(primary, 1 << 16)
-        stream.flush()
+    read_lines(primary, 3000)
     assert stream.dropped == 0
     os.close(primary)
     os.close(secondary)
@@ -238,23 +232,9 @@ def test_lines_are_written_again_after_those_that_are_missing(made: Made, pipe: 
     line = "x" * 9999 + "\n"
     while not stream.dropped:
         stream.write(line)
-    seen = read_what_is_kept(reader, stream)
+    seen = b""
+    while b"missing" not in seen:
+        seen += os.read(reader, 1 << 16)
     stream.write("again\n")
-    seen += os.read(reader, 1 << 16)
+    seen += read_lines(reader, 1)
     assert seen.replace(line.encode(), b"") == b"1 missing\nagain\n"
-
-
-async def test_the_event_loop_follows_only_while_something_is_kept(made: Made, pipe: Pipe) -> None:
-    reader, writer = pipe
-    stream = made(writer)
-    loop = asyncio.get_running_loop()
-    for _ in range(2000):
-        stream.write("x" * 99 + "\n")
-    assert stream._follower is loop
-    left = 200_000
-    while left:
-        left -= len(os.read(reader, 1 << 14))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    assert stream._follower is None
-    assert not loop.remove_writer(stream._descriptor)
