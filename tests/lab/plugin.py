@@ -5,8 +5,10 @@ Everything under tests/kernel, tests/scenarios and tests/conformance is marked `
 that need no lab. A pytest in each of the lab's machines runs the others, and this one shows their results as its own:
 there is one progress and one summary, and options such as -k, -x and --durations work as usual.
 
-If several kernels are available, the first runs all tests and the others those marked `every_kernel`: the tests of the
-kernel's behaviour, and the field scenarios S1 to S18. Such a test's name ends in `@` and the kernel's name.
+If several kernels are available, the first runs all tests. Some run on others, too, where `@` and the kernel's name
+end the test's name: those marked `each_firewall`, the field scenarios in which the firewall decides, on a kernel on
+which kroute uses another backend; those marked `every_kernel`, the tests of the kernel's behaviour and the field
+scenarios that rest on it, on another release of the kernel. In a thorough run that is every field scenario, S1 to S18.
 
 Tests marked `legacy` need the legacy tables of iptables, or ipset; tests marked `nftables` need nf_tables, of which
 Debian's User Mode Linux has that for bridges alone. They run on the kernels that have it. Where no such kernel is to be
@@ -14,8 +16,8 @@ used, they are deselected.
 
 Tests that have objects applied get them as manifests or from an API server, as `KROUTE_FEED` says. If it says nothing,
 those get them as manifests, with two exceptions. The tests marked `each_feed`, those of EACH_FEED, have an API server,
-and `@api` in their names; in a thorough run they run with manifests, too. The field scenarios, if they run on two
-kernels, get them by one way on the first and by the other on the second: the API server feeds S4, S6, S8 … on the first
+and `@api` in their names; in a thorough run they run with manifests, too. The field scenarios that run on two kernels
+get them by one way on the first and by the other on the second: the API server feeds S4, S10, S14 … on the first
 kernel, and S1, S3, S5 … on the second.
 """
 
@@ -37,9 +39,16 @@ from tests.lab.vm.fleet import Fleet, kernels_used, stop_if_asked
 from tests.lab.vm.work import matrix, needs
 
 LAB_DIRECTORIES = ("tests/kernel/", "tests/scenarios/", "tests/conformance/")
-FIELD_SCENARIO = re.compile(r"tests/scenarios/test_s(\d\d)_")
-EVERY_KERNEL = re.compile(r"tests/kernel/(?!test_kill_between_writes)|tests/scenarios/test_s(0\d|1[0-8])_")
-"""The files of the tests that run on every available kernel. A ledger's file is the same on all."""
+FIELD_SCENARIO = re.compile(r"tests/scenarios/test_s(0\d|1[0-8])_")
+EACH_FIREWALL = re.compile(r"tests/scenarios/test_s(03|07|10|11|13|14|16|17)_")
+"""The files of the field scenarios in which kroute's firewall decides what a packet meets, or is what drifts."""
+EVERY_KERNEL = re.compile(
+    r"tests/kernel/(?!test_(kill_between_writes|lab|shared_world)\.)|tests/scenarios/test_s(01|04|05|18)_"
+)
+"""The files of the tests that rest on the kernel's release: its interfaces, source addresses, schedulers, persistence,
+and what becomes of connections. A ledger's file and the lab's own parts are the same on all."""
+EVERY_KERNEL_THOROUGHLY = re.compile(r"tests/kernel/(?!test_kill_between_writes\.)|tests/scenarios/test_s(0\d|1[0-8])_")
+"""The files of those that do so in a thorough run."""
 EACH_FEED = re.compile(r"tests/conformance/")
 """The files of the tests that run with an API server, and in a thorough run by each feed."""
 FED = frozenset({"deployment", "deployment_in_strict", "running", "feed"})
@@ -54,10 +63,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("lab")
         if EACH_FEED.match(path) and FED.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("each_feed")
-        if EVERY_KERNEL.match(path):
-            item.add_marker("every_kernel")
         if scenario := FIELD_SCENARIO.match(path):
             item.add_marker(pytest.mark.feed_in_turn(int(scenario[1]) + 1))
+        if EACH_FIREWALL.match(path):
+            item.add_marker("each_firewall")
+        if (EVERY_KERNEL_THOROUGHLY if is_thorough() else EVERY_KERNEL).match(path):
+            item.add_marker("every_kernel")
     left_out = [
         item
         for item in items

@@ -31,10 +31,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def items(
-    *nodeids: str, everywhere: bool = False, again: bool = False, turn: int | None = None, **needed: bool
+    *nodeids: str, everywhere: bool = False, again: bool = False, turn: int | None = None, **marked: bool
 ) -> list[pytest.Item]:
     in_turn = None if turn is None else pytest.mark.feed_in_turn(turn).mark
-    markers = {"every_kernel": everywhere, "each_feed": again, "feed_in_turn": in_turn, **needed}
+    markers = {"every_kernel": everywhere, "each_feed": again, "feed_in_turn": in_turn, **marked}
     return [
         SimpleNamespace(nodeid=nodeid, get_closest_marker=markers.get)  # type: ignore[misc]
         for nodeid in nodeids
@@ -103,6 +103,23 @@ class TestWork:
         assert (len(first), len(second)) == (6, 2)
         [alone] = matrix(tests[:1], [BARE], Durations({}, {}))
         assert (alone.kernel, alone.suffix, len(alone)) == (BARE, "", 1)
+
+    def test_what_is_for_each_firewall_runs_once_more_on_a_kernel_with_another_one(self) -> None:
+        tests = [
+            *items("s.py::1", each_firewall=True, turn=0),
+            *items("s.py::2", each_firewall=True, legacy=True),
+            *items("s.py::3", each_firewall=True, everywhere=True),
+        ]
+        works = matrix(tests, [BARE, BUILT, PACKAGED], Durations({}, {}))
+        assert [(work.kernel, work.suffix, names(work.take_all())) for work in works] == [
+            (BARE, "", ["s.py::1", "s.py::3"]),
+            (BUILT, "", ["s.py::2"]),
+            (BUILT, "@built", ["s.py::3"]),
+            (BUILT, "@built@api", ["s.py::1"]),
+            (PACKAGED, "@packaged", ["s.py::3"]),
+        ]
+        first, second = matrix(tests[2:], [BARE, PACKAGED], Durations({}, {}))
+        assert (first.kernel, second.kernel, names(second.take_all())) == (BARE, PACKAGED, ["s.py::3"])
 
     def test_what_is_for_each_feed_has_an_api_server(self) -> None:
         [work] = matrix(items("c.py::1", again=True), [BUILT, PACKAGED], Durations({}, {}))

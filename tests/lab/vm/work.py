@@ -75,12 +75,12 @@ class Work:
 
 
 def matrix(items: list[pytest.Item], kernels: list[Kernel], durations: Durations) -> list[Work]:
-    """Distribute the lab's tests: the first kernel runs all that it can, other kernels those marked `every_kernel`.
+    """Distribute the lab's tests: the first kernel runs all that it can, others what is marked.
 
     Tests marked `legacy` or `nftables` run on kernels that have what they need; some kernel must have it.
-    A kernel of the same binary as the first is not another one. If two feeds are wanted, tests marked `each_feed` run
-    by the second, and in a thorough run by both. Those marked `feed_in_turn` change from one feed to the other with
-    each kernel, and so run no more often.
+    Those marked `each_firewall` also run on the first kernel of another backend, those marked `every_kernel` on every
+    other binary. If two feeds are wanted, tests marked `each_feed` run by the second, and in a thorough run by both.
+    Those marked `feed_in_turn` change from one feed to the other with each kernel, and so run no more often.
     """
     feeds = wanted()
     work: defaultdict[tuple[int, str, str], list[pytest.Item]] = defaultdict(list)
@@ -105,10 +105,13 @@ def needs(item: pytest.Item) -> frozenset[str]:
 
 def _runs_on(item: pytest.Item, kernels: list[Kernel]) -> list[Kernel]:
     """The kernels of a test, its own first."""
-    able = [kernel for kernel in kernels if kernel.can(needs(item))]
-    if not item.get_closest_marker("every_kernel"):
-        return able[:1]
-    return [able[0], *(it for it in able[1:] if kernels[0].directory != it.directory != able[0].directory)]
+    own, *others = (kernel for kernel in kernels if kernel.can(needs(item)))
+    found = [own]
+    if item.get_closest_marker("each_firewall"):
+        found += [kernel for kernel in others if kernel.firewall != own.firewall][:1]
+    if item.get_closest_marker("every_kernel"):
+        found += [kernel for kernel in others if kernels[0].directory != kernel.directory != own.directory]
+    return list(dict.fromkeys(found))
 
 
 def _turns(item: pytest.Item, feeds: list[str]) -> Iterator[str]:
