@@ -34,8 +34,8 @@ SERVICES, ENDPOINTS = 1000, 10
 
 _IPVS = "kroute/controllers/ipvs"
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "weights and locality": ("kroute/planning/weights/",),
-    "slow start": (f"{_IPVS}/slow_starts.py", "kroute/planning/weights/slow_start.py"),
+    "weights and locality": ("kroute/planning/features/weights/",),
+    "slow start": (f"{_IPVS}/slow_starts.py", "kroute/planning/features/slow_start.py"),
     "ejection": (f"{_IPVS}/ejections.py", f"{_IPVS}/confirmations.py"),
     "order of real servers": (f"{_IPVS}/server_order.py",),
 }

@@ -16,7 +16,7 @@ BY_SHARE = ("wrr", "wlc", "sed", "nq", "mh", "sh", "twos")
 SHARING = "wrr"
 """The one of them that serves where weights count and nothing has chosen a scheduler: `rr` with weights."""
 
-HEEDLESS = frozenset({"rr", "lc", "dh"})
+IGNORE_WEIGHTS = frozenset({"rr", "lc", "dh"})
 """Those to which every weight above 0 is the same. To the others weights mean something else: `fo` and `ovf` take the
 server with the greatest weight, `ovf` till it has as many connections; `lblc` and `lblcr` take a server as overloaded
 when it has more connections than its weight."""

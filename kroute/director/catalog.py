@@ -16,7 +16,6 @@ from kroute.director.plan import (
     external_frontends,
     planning_director,
 )
-from kroute.model.bounds import UNITS_A_STEP, Batch, Meter, Steps, finish
 from kroute.model.kinds import ENDPOINT_SLICES, NODES, SERVICES, InitialSync
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import (
@@ -31,6 +30,7 @@ from kroute.model.objects import (
 )
 from kroute.model.plan import ServicePlan
 from kroute.model.probes import Probe
+from kroute.model.steps import UNITS_A_STEP, Batch, Meter, Steps, finish
 from kroute.planning.address_conflicts import AddressClaims, Claimant, ranked
 from kroute.planning.address_owners import API_SERVER, AddressOwners
 from kroute.planning.backend_slices import BackendSlice, addresses_of, read_slice

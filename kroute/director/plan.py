@@ -7,11 +7,11 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.model.addresses import Family, canonical, family_of
-from kroute.model.bounds import MOST_ADDRESSES, Problems, Steps, finish
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Node, ObjectKey, Service, ServicePort, ServiceSpec, ServiceStatus
 from kroute.model.plan import (
     Problem,
+    Problems,
     Protocol,
     RealServer,
     ServicePlan,
@@ -20,17 +20,19 @@ from kroute.model.plan import (
     VirtualServerKey,
 )
 from kroute.model.probes import Probe, ProbeKind
-from kroute.planning.address_owners import AddressOwners
-from kroute.planning.annotations.options import Options
-from kroute.planning.annotations.table import apply_annotations
+from kroute.model.steps import Steps, finish
+from kroute.planning.address_owners import MOST_ADDRESSES, AddressOwners
 from kroute.planning.backend_slices import BackendSlice, PortKey, Traits
 from kroute.planning.endpoints import LOCAL, MergedSlices, choice_steps, external_policy, merging, refusals
 from kroute.planning.external_addresses import nodes_having
+from kroute.planning.features import apply_annotations
+from kroute.planning.features.slow_start import in_steps
+from kroute.planning.features.weights.rule import weighing_of
+from kroute.planning.features.weights.text import Locality, ServiceWeights
 from kroute.planning.frontends import Frontends, Kind, frontends_of
+from kroute.planning.options import Options
 from kroute.planning.plan_service import planning, too_many_backends
-from kroute.planning.weights.facts import Nodes, NodeTraits, WeightFacts, traits_of
-from kroute.planning.weights.rule import weighing_of
-from kroute.planning.weights.slow_start import in_steps
+from kroute.planning.weight_facts import Nodes, NodeTraits, WeightFacts, traits_of
 from kroute.settings import Settings
 
 EXCLUSION_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
@@ -136,7 +138,7 @@ def planning_director(
     base = yield from planning(service, (), NOWHERE, settings, held, frontends)
     problems = Problems(base.problems)
     options, _ = apply_annotations(Options(), service.metadata.annotations)
-    if base.virtual_servers and options.locality is not None:
+    if base.virtual_servers and options.of(Locality) is not None:
         problems.append(_no_locality())
     ports = {frontend.key: frontend.port for frontend in frontends.served}
     families = sorted({family_of(it.key.address) for it in base.virtual_servers})
@@ -244,9 +246,9 @@ class _Directed:
                 self._nodes.traits,
                 {it: counts[name] for it, (_, name) in zip(servers, candidates, strict=True)} if by_endpoints else {},
             )
-            weighing = weighing_of(NOWHERE, facts, scheduler, self._options.weights, None)
+            weighing = weighing_of(NOWHERE, facts, scheduler, self._options.of(ServiceWeights))
             chosen = [(it, _traits(name)) for it, (_, name) in zip(servers, candidates, strict=True)]
-            weighed = servers if weighing is None else weighing.weigh(chosen)
+            weighed = servers if weighing is None else weighing.weighed(chosen)
             known = self._weights[question] = [it.weight for it in weighed]
             self._units += len(candidates) * (1 if weighing is None else 10)
         return known

@@ -12,8 +12,8 @@ import msgspec
 from kroute import logs
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import Plan
-from kroute.planning.annotations.table import ANNOTATION_NAMES
 from kroute.planning.catalog import Catalog
+from kroute.planning.features import ANNOTATION_NAMES
 from kroute.reconcile.batches import sliced
 
 PLANS, OBJECTS, RECENT = "plans", "objects", "recent"

@@ -3,6 +3,7 @@
 There is one `ServicePlan` for each Service, and one `NodePlan` for what depends on no Service.
 """
 
+from collections.abc import Iterable
 from enum import IntEnum, StrEnum
 from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
@@ -18,6 +19,8 @@ SLOW_START_STEPS = 20
 """In so many steps the weight of a real server climbs to its own, where a Service asks for a slow start."""
 LONGEST_QUOTE = 80
 """The most characters of an object's own text that a Problem repeats."""
+MOST_PROBLEMS = 20
+"""Problems of a plan; one more says how many are left out."""
 
 
 class Protocol(IntEnum):
@@ -179,6 +182,36 @@ class Problem(NamedTuple):
     reason: str
     subject: str
     message: str
+
+
+class Problems:
+    """The first problems of a Service, each once, and how many more there are."""
+
+    def __init__(self, known: Iterable[Problem] = (), more: int = 0) -> None:
+        self.kept: dict[Problem, None] = {}
+        self.more = more
+        self.extend(known)
+
+    def append(self, problem: Problem) -> None:
+        if len(self.kept) < MOST_PROBLEMS or problem in self.kept:
+            self.kept[problem] = None
+        else:
+            self.more += 1
+
+    def put_first(self, problem: Problem) -> None:
+        self.kept = {problem: None, **self.kept}
+
+    def extend(self, problems: Iterable[Problem]) -> None:
+        for problem in problems:
+            self.append(problem)
+
+    def all(self) -> tuple[Problem, ...]:
+        """Those kept, and one for the rest."""
+        if not self.more:
+            return tuple(self.kept)
+        subject = "further problems"
+        message = f"{self.more} {subject} are not listed. Correct those that are, and the others appear."
+        return (*self.kept, Problem("MoreProblems", subject, message))
 
 
 def shortened(text: str) -> str:

@@ -12,8 +12,8 @@ from typing import NamedTuple, Self
 from kroute.model.addresses import canonical
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import Problem, VirtualServerKey
+from kroute.planning.address_owners import load_balancer_ips
 from kroute.planning.frontends import Frontend, Frontends, Kind
-from kroute.planning.service_addresses import load_balancer_ips
 
 _RANKS = {Kind.CLUSTER_IP: 0, Kind.NODE_PORT: 1, Kind.LOAD_BALANCER_IP: 2, Kind.EXTERNAL_IP: 3}
 """The kinds of claims, the strongest first."""

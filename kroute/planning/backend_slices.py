@@ -12,9 +12,10 @@ from operator import itemgetter
 import msgspec
 
 from kroute.model.addresses import Family, unicast
-from kroute.model.bounds import NO_BOUND
 from kroute.model.objects import EndpointConditions, EndpointHints, EndpointPort, EndpointSlice, ObjectKey
 from kroute.model.plan import RealServer, quoted
+
+NO_BOUND = 1 << 60
 
 _KINDS_OF_ENDPOINTS = 1 << 14
 """How many different `Traits` are shared at most: more than any cluster has that Kubernetes supports."""

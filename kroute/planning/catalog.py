@@ -14,7 +14,6 @@ from typing import assert_never
 import msgspec
 
 from kroute.model.addresses import family_of
-from kroute.model.bounds import Batch, Meter, Steps
 from kroute.model.kinds import InitialSync, watched
 from kroute.model.node_facts import ApiFacts, NodeFacts, NodeInterfaces, changed_families, node_facts
 from kroute.model.objects import (
@@ -30,17 +29,17 @@ from kroute.model.objects import (
     Service,
 )
 from kroute.model.plan import NodePlan, Plan, Problem, ServicePlan, VirtualServerKey
+from kroute.model.steps import Batch, Meter, Steps
 from kroute.planning.address_conflicts import AddressClaims, Claimant, ranked
-from kroute.planning.address_owners import API_SERVER, AddressOwners
-from kroute.planning.annotations.unknown import unknown_annotations
+from kroute.planning.address_owners import API_SERVER, AddressOwners, has_family, has_node_ports
 from kroute.planning.backend_slices import BackendSlice, SlicesOfServices, addresses_of
 from kroute.planning.endpoint_reasons import ServiceView, viewing_service
+from kroute.planning.features import unknown_annotations
+from kroute.planning.features.weights.sources import WeightSources
 from kroute.planning.frontends import Frontends, frontends_of
 from kroute.planning.interning import interned
-from kroute.planning.plan_node import plan_node
+from kroute.planning.plan_node import node_problems, plan_node
 from kroute.planning.plan_service import planning, scheduling_of
-from kroute.planning.service_addresses import has_family, has_node_ports
-from kroute.planning.weights.sources import WeightSources, node_problems
 from kroute.settings import Settings
 
 
@@ -115,7 +114,7 @@ class Catalog:
         frontends = frontends_of(service, self._node, self._settings, self._owners)
         held, plan = self._claims.held_by_others(key), self._plans.get(key) or ServicePlan(key)
         facts = yield from self._weights.facts(key, slices, self._settings.max_backends)
-        scheduling = scheduling_of(service, slices, self._node, self._settings, facts)
+        scheduling = yield from scheduling_of(service, slices, self._node, self._settings, facts)
         return (yield from viewing_service(service, slices, self._node, frontends.served, held, plan, scheduling))
 
     def objects(self, key: ObjectKey) -> tuple[Service | None, tuple[BackendSlice, ...]]:

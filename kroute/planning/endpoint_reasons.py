@@ -5,24 +5,23 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from kroute.model.addresses import Family, family_of
-from kroute.model.bounds import NO_BOUND, Steps, parts
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import AddressSet, Protocol, RealServer, ServicePlan, SetEntry, VirtualServerKey
-from kroute.planning.backend_slices import BackendSlice, Traits
+from kroute.model.steps import Steps, parts
+from kroute.planning.backend_slices import NO_BOUND, BackendSlice, Traits
 from kroute.planning.endpoints import (
     LOCAL,
-    Backends,
+    Endpoints,
     MergedSlices,
     choice_steps,
     external_policy,
     in_order,
     merging,
 )  # fmt: skip
+from kroute.planning.features.step import FeatureStep
 from kroute.planning.frontends import Frontend
 from kroute.planning.plan_service import Scheduling
-from kroute.planning.service_parts.direct_return import forwarding_of
-from kroute.planning.weights.rule import Weighing
 
 
 class EndpointView(msgspec.Struct, frozen=True, rename="camel"):
@@ -91,7 +90,7 @@ def viewing_service(
         backends = merged[family_of(frontend.key.address)].backends.get(frontend.port, {})
         policy = outside if frontend.is_external else inside
         is_narrow = policy == LOCAL and not _is_widened(frontend, plan)
-        endpoints = yield from _viewing(backends, node, only_local=is_narrow, weighing=scheduling.weighing)
+        endpoints = yield from _viewing(backends, node, only_local=is_narrow, features=scheduling.features)
         holder = held.get(frontend.key)
         protocol, address, port = frontend.key
         views.append(
@@ -104,35 +103,34 @@ def viewing_service(
                 policy=policy,
                 held_by=str(holder or ""),
                 endpoints=endpoints,
-                forwarding=forwarding_of(frontend, plan),
+                forwarding=next(filter(None, [one.explain(frontend, plan) for one in scheduling.features]), ""),
             )
         )
     return ServiceView(service, views, scheduling.scheduler, scheduling.why)
 
 
 def _viewing(
-    backends: Backends, node: NodeFacts, *, only_local: bool, weighing: Weighing | None
+    endpoints: Endpoints, node: NodeFacts, *, only_local: bool, features: Iterable[FeatureStep]
 ) -> Steps[list[EndpointView]]:
     """Each endpoint of a port, sorted, with the reason why it serves or does not. Takes the same steps as `choose`.
 
     If the Service is weighed, the reason of one that serves ends with its weight: `ready, weight 12 = pod 4 x node 3`.
     """
-    steps = choice_steps(backends, node, only_local=only_local)
+    steps = choice_steps(endpoints, node, only_local=only_local)
     left = [{server for server, _ in step} for step in steps]
     weights: dict[RealServer, str] = {}
-    if weighing is not None:
-        chosen = yield from in_order(steps.chosen)  # as they are planned
-        found = yield from weighing.of(chosen)
-        weights = {server: f", weight {weight}" for (server, _), weight in zip(chosen, found, strict=True)}
+    chosen = yield from in_order(steps.chosen)  # as they are planned
+    for feature in features:
+        weights |= yield from feature.explain_weights(chosen)
     views: list[EndpointView] = []
-    for part in parts((yield from in_order(list(backends.items())))):
+    for part in parts((yield from in_order(list(endpoints.items())))):
         views += [
             EndpointView(
                 server.address,
                 server.port,
                 traits.node_name,
                 server in left[-1],
-                _reason(server, traits, left) + weights.get(server, ""),
+                _reason(server, traits, left) + (f", weight {weights[server]}" if server in weights else ""),
             )
             for server, traits in part
         ]

@@ -4,20 +4,19 @@ The rules are those of the API (`discovery.k8s.io/v1`), and of kube-proxy where 
 every ready endpoint has them (KEP-2433, KEP-3015).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import msgspec
 
 from kroute.model.addresses import Family
-from kroute.model.bounds import UNITS_A_STEP, Steps, finish, sort
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Service
-from kroute.model.plan import Problem, RealServer
-from kroute.planning.annotations.options import Options
-from kroute.planning.annotations.table import apply_annotations
+from kroute.model.plan import AddressSet, HealthCheck, Problem, Protocol, RealServer, SetEntry
+from kroute.model.steps import UNITS_A_STEP, Steps, finish, sort
 from kroute.planning.backend_slices import BackendSlice, PortKey, Traits, first_backends
+from kroute.planning.options import LOCAL_OUTSIDE, alone
 
 LOCAL = "Local"
 """The value of a traffic policy that keeps traffic on the node that it has reached."""
@@ -25,7 +24,7 @@ LOCAL = "Local"
 LONG = 16 * UNITS_A_STEP
 """Endpoints of one port, beyond which they are sorted in steps: that takes several times as long."""
 
-Backends = dict[RealServer, Traits]
+Endpoints = dict[RealServer, Traits]
 """The endpoints of one Service port, by the real server that each of them is."""
 
 Chosen = list[tuple[RealServer, Traits]]
@@ -38,15 +37,15 @@ class MergedSlices(msgspec.Struct, frozen=True):
     `left_out` is how many backends there would be besides, if there were room for more.
     """
 
-    backends: dict[PortKey, Backends]
+    backends: dict[PortKey, Endpoints]
     refused: tuple[str, ...]
     left_out: int = 0
 
 
 def external_policy(service: Service) -> str | None:
     """The traffic policy for clients outside: `externalTrafficPolicy`, or Local by the annotation `kroute.io/local`."""
-    options, _ = apply_annotations(Options(), service.metadata.annotations)
-    return LOCAL if options.is_local else service.spec.external_traffic_policy
+    is_local = alone(LOCAL_OUTSIDE, service.metadata.annotations).is_local
+    return LOCAL if is_local else service.spec.external_traffic_policy
 
 
 def merging(slices: Iterable[BackendSlice], family: Family, most: int) -> Steps[MergedSlices]:
@@ -56,7 +55,7 @@ def merging(slices: Iterable[BackendSlice], family: Family, most: int) -> Steps[
     that is not terminating wins (kubernetes/kubernetes#135266), then the one that is ready, then the one that is
     serving. Of more than `most` backends the first are taken, by the names of the slices.
     """
-    merged: dict[PortKey, Backends] = {}
+    merged: dict[PortKey, Endpoints] = {}
     ours = [piece for piece in sorted(slices, key=attrgetter("name")) if piece.family == family]
     left_out = sum(len(piece.traits) * len(piece.ports) for piece in ours)
     for piece, port, count in first_backends(ours, most):
@@ -71,7 +70,21 @@ def merging(slices: Iterable[BackendSlice], family: Family, most: int) -> Steps[
     return MergedSlices(merged, tuple(dict.fromkeys(text for piece in ours for text in piece.refused)), left_out)
 
 
-def ready_on(node: NodeFacts, merged: Iterable[MergedSlices]) -> int:
+def health_check_of(service: Service, merged: Mapping[Family, MergedSlices], node: NodeFacts) -> HealthCheck | None:
+    """Where load balancers ask for this node's endpoints; None if nowhere."""
+    port = service.spec.health_check_node_port
+    if not 1 <= port <= 65535 or service.spec.type != "LoadBalancer" or service.spec.external_traffic_policy != LOCAL:
+        return None
+    return HealthCheck(port, _ready_on(node, merged.values()))
+
+
+def health_check_entries(check: HealthCheck, node: NodeFacts) -> Iterator[SetEntry]:
+    """Where the node's firewall lets load balancers in, as kube-proxy does on every address."""
+    for address in node.node_port_addresses:
+        yield SetEntry(AddressSet.HEALTH_CHECK, (address, int(Protocol.TCP), check.port))
+
+
+def _ready_on(node: NodeFacts, merged: Iterable[MergedSlices]) -> int:
     """How many ready endpoints are on this node, each once, whatever its ports. One with two families counts once."""
     counts = [
         len(
@@ -110,7 +123,7 @@ class ChoiceSteps(NamedTuple):
     """After hints: those near this node, if hints apply."""
 
 
-def choose(backends: Backends, node: NodeFacts, *, only_local: bool = False) -> Chosen:
+def choose(backends: Endpoints, node: NodeFacts, *, only_local: bool = False) -> Chosen:
     """The endpoints that take new connections on this node, sorted by address and port.
 
     These are the ready endpoints, or those of them near this node if hints apply. If none is ready, they are those that
@@ -123,11 +136,12 @@ def in_order(chosen: Chosen) -> Steps[Chosen]:
     """The endpoints sorted by address and port."""
     if len(chosen) > LONG:
         return (yield from sort(chosen))
-    yield len(chosen) // 4
+    if len(chosen) > UNITS_A_STEP:
+        yield len(chosen) // 4
     return sorted(chosen, key=itemgetter(0))
 
 
-def choice_steps(backends: Backends, node: NodeFacts, *, only_local: bool = False) -> ChoiceSteps:
+def choice_steps(backends: Endpoints, node: NodeFacts, *, only_local: bool = False) -> ChoiceSteps:
     """Choose endpoints as `choose` does, and keep the result of each step. Not sorted."""
     allowed = list(backends.items())
     if only_local:
@@ -139,7 +153,7 @@ def choice_steps(backends: Backends, node: NodeFacts, *, only_local: bool = Fals
     return ChoiceSteps(allowed, ready, ready if only_local else _near(ready, node))
 
 
-def _add(backends: Backends, real_servers: Iterable[RealServer], traits: Iterable[Traits]) -> None:
+def _add(backends: Endpoints, real_servers: Iterable[RealServer], traits: Iterable[Traits]) -> None:
     for real_server, its_traits in zip(real_servers, traits, strict=False):
         known = backends.setdefault(real_server, its_traits)
         if its_traits.preference > known.preference:

@@ -8,14 +8,20 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.model.addresses import family_of, unicast
-from kroute.model.bounds import MOST_ADDRESSES, NO_BOUND, Problems
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import SERVICE_PROXY_NAME_LABEL, Service, ServicePort
-from kroute.model.plan import Problem, Protocol, VirtualServerKey, quoted, shortened
-from kroute.planning.address_owners import AddressOwners
-from kroute.planning.backend_slices import PortKey, port_key
+from kroute.model.plan import Problem, Problems, Protocol, VirtualServerKey, quoted, shortened
+from kroute.planning.address_owners import (
+    MOST_ADDRESSES,
+    AddressOwners,
+    cluster_ips,
+    has_family,
+    has_node_ports,
+    load_balancer_ips,
+    virtual_ips,
+)
+from kroute.planning.backend_slices import NO_BOUND, PortKey, port_key
 from kroute.planning.external_addresses import ANOTHER, Admission, Allowed, Place, admit, kernels_use
-from kroute.planning.service_addresses import cluster_ips, has_family, has_node_ports, load_balancer_ips, virtual_ips
 from kroute.settings import Settings
 
 _FREE_RANGE = "Give the cluster a Service range that is free on every node."

@@ -12,8 +12,7 @@ import msgspec
 
 from kroute.model.objects import SERVICE_PROXY_NAME_LABEL, ObjectMeta, Service, ServiceSpec
 from kroute.model.plan import shortened
-from kroute.planning.annotations.table import ANNOTATION_NAMES
-from kroute.planning.annotations.unknown import unknown_names
+from kroute.planning.features import KNOWN, unknown_names
 
 T = TypeVar("T", bound=Hashable)
 
@@ -44,7 +43,7 @@ def _metadata(metadata: ObjectMeta) -> ObjectMeta:
 
 def _annotations(annotations: dict[str, str] | None) -> dict[str, str] | None:
     """Those that kroute reads, and of those that only look so as much as a report needs."""
-    kept = _only(ANNOTATION_NAMES, annotations)
+    kept = _only(KNOWN["Service"], annotations)
     unknown = unknown_names(annotations)
     if not unknown:
         return kept

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 
+from kroute.base.schedulers import BY_SHARE, IGNORE_WEIGHTS
 from kroute.model.addresses import network
 from kroute.model.node_facts import NodeFacts
+from kroute.model.objects import Node
 from kroute.model.plan import AddressSet, NodePlan, Problem, SetEntry, quoted
+from kroute.planning.weight_facts import weight_of
 from kroute.settings import Settings
 
 
@@ -13,6 +16,29 @@ def plan_node(settings: Settings, node: NodeFacts, known: Iterable[Problem] = ()
     problems = [*known]
     entries = {SetEntry(AddressSet.POD_NETWORK, (each,)) for each in _pod_networks(settings, node, problems)}
     return NodePlan(node.without_needs, set_entries=tuple(sorted(entries)), problems=tuple(problems))
+
+
+def node_problems(node: Node | None, settings: Settings) -> list[Problem]:
+    """What is wrong with the Node object of an agent's own node."""
+    if node is None:
+        subject = f"Node {settings.node_name}"
+        message = (
+            f"{subject} does not exist yet: its zone and podCIDRs are not known, and its addresses are those of the "
+            "default routes' interfaces. All else is served. Check --node-name if the Node has another name."
+        )
+        return [Problem("NodeNotFound", subject, message)]
+    weight, refused = weight_of(node.metadata)
+    if refused:
+        message = f"{refused}: no weight; the real servers of Node {node.key.name} weigh 1. Allowed: 0 to 65535."
+        return [Problem("InvalidWeight", refused, message)]
+    if weight > 1 and settings.scheduler in IGNORE_WEIGHTS:
+        subject = f"weight {weight} of Node {node.key.name}"
+        message = (
+            f"{subject} has no effect on Services with the scheduler {settings.scheduler}, which is --scheduler's. "
+            f"Take one that divides connections by weight: {', '.join(BY_SHARE)}."
+        )
+        return [Problem("SchedulerIgnoresWeights", subject, message)]
+    return []
 
 
 def _pod_networks(settings: Settings, node: NodeFacts, problems: list[Problem]) -> Iterator[str]:

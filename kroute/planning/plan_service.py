@@ -1,73 +1,51 @@
 """Plan one Service on one node: a pure function of the Service, its slices, the node and the settings."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from kroute.base.schedulers import SCHEDULERS
 from kroute.model.addresses import Family, family_of
-from kroute.model.bounds import MOST_RANGE_ENTRIES, UNITS_A_STEP, Problems, Steps, finish, parts, sort
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import (
     AddressSet,
     Problem,
-    RealServer,
+    Problems,
     ServicePlan,
     SetEntry,
     Vip,
     VirtualServer,
     VirtualServerKey,
 )
+from kroute.model.steps import UNITS_A_STEP, Steps, finish, parts, sort
 from kroute.planning.address_conflicts import conflict
 from kroute.planning.address_owners import AddressOwners
-from kroute.planning.annotations.options import Options
-from kroute.planning.annotations.table import (
-    MAX_PERSISTENCE_TIMEOUT,
-    apply_annotations,
-    chosen_scheduler,
-    needing_shares,
-)
-from kroute.planning.annotations.unknown import unknown_annotations
 from kroute.planning.backend_slices import BackendSlice, PortKey
 from kroute.planning.endpoints import (
     LOCAL,
-    Backends,
     Chosen,
+    Endpoints,
     MergedSlices,
     choice_steps,
+    health_check_entries,
+    health_check_of,
     in_order,
     merging,
     refusals,
 )
+from kroute.planning.features import apply_annotations, beginning, needing_shares, unknown_annotations
+from kroute.planning.features.step import Backends, FeatureStep, PlanInputs
+from kroute.planning.features.weights.rule import are_weighed
 from kroute.planning.frontends import Frontend, Frontends, frontends_of
-from kroute.planning.service_parts.direct_return import DirectReturn
-from kroute.planning.service_parts.health_check import health_check_entries, health_check_of
-from kroute.planning.source_ranges import Ranges, source_ranges
-from kroute.planning.weights.facts import WeightFacts
-from kroute.planning.weights.rule import Weighing, are_weighed, problems_of, weighing_of
-from kroute.planning.weights.slow_start import in_steps
+from kroute.planning.options import MAX_PERSISTENCE_TIMEOUT, SCHEDULER, Options
+from kroute.planning.weight_facts import WeightFacts
 from kroute.settings import AUTO, Settings
 
 DEFAULT_AFFINITY_TIMEOUT = 10800
 """Seconds; the API's default for a Service with ClientIP affinity and no timeout."""
 
 NOTHING_HELD: Mapping[VirtualServerKey, ObjectKey] = MappingProxyType({})
-
-
-class _Reach(NamedTuple):
-    """The endpoints that serve a frontend, and the sets that contain its address and port.
-
-    `real_servers` are the endpoints with their weights, in order, and `on_this_node` some of them; both are empty till
-    there is room for them. `lacks_local`: policy Local leaves none of the endpoints that there are. `is_direct`: the
-    real servers answer the clients themselves.
-    """
-
-    chosen: Chosen
-    sets: tuple[AddressSet, ...]
-    real_servers: tuple[RealServer, ...] = ()
-    on_this_node: tuple[RealServer, ...] = ()
-    lacks_local: bool = False
-    is_direct: bool = False
 
 
 def plan_service(
@@ -105,62 +83,79 @@ def planning(
     problems = Problems(known_problems, more_problems)
     if not served:
         return ServicePlan(service.key, problems=problems.all())
+    if held:
+        problems.extend(conflict(one.key, held[one.key]) for one in served if one.key in held)
     options = yield from _options(service, slices, settings, facts, problems)
-    problems.extend(unknown_annotations(service.metadata.annotations))
-    merged = {}
-    for family in sorted({family_of(it.key.address) for it in served}):
+    merged: dict[Family, MergedSlices] = {}
+    for family in sorted({family_of(frontend.key.address) for frontend in served}):
         merged[family] = yield from merging(slices, family, settings.max_backends)
     problems.extend(refusals(merged.values()))
-    weighing = weighing_of(node, facts, options.scheduler, options.weights, options.locality)
-    problems.extend(problems_of(weighing) if weighing is not None else ())
-    problems.extend(conflict(it.key, held[it.key]) for it in served if it.key in held)
-    balanced = {family_of(it.key.address) for it in served if it.is_balanced}
-    ranges = yield from source_ranges(service, balanced, problems)
-    answered = _Answered(service, options, merged, node, ranges, settings.max_backends, weighing)
-    direct = DirectReturn(service, options, node, settings, owners) if options.direct_return else None
-
-    vips: set[str] = set()
-    entries: set[SetEntry] = set()
-    virtual_servers: list[VirtualServer] = []
-    for frontend in served:
-        if frontend.key in held or (reach := (yield from answered.reach(frontend))) is None:
-            continue
-        if direct is not None:
-            reach = _direct(direct, frontend, reach)
-            yield len(reach.real_servers)
-        if frontend.is_bound and frontend.key.address not in vips:
-            vips.add(frontend.key.address)
-            entries.add(SetEntry(AddressSet.VIP, (frontend.key.address,)))
-        virtual_servers.append(options.virtual_server(frontend.key, reach.real_servers, is_tunnelled=reach.is_direct))
-        for part in parts(_entries(frontend, options, reach, ranges)):
-            entries.update(part)
-            yield 1 + len(part)
+    features: Sequence[FeatureStep] = ()
+    if options.asked or facts is not None or service.spec.load_balancer_source_ranges:
+        balanced = {family_of(frontend.key.address) for frontend in served if frontend.is_balanced}
+        inputs = PlanInputs(service, node, settings, options, problems, balanced, facts, owners or AddressOwners())
+        features = yield from beginning(inputs)
+    chooser = _BackendChooser(service, options, merged, node, settings.max_backends, features)
+    ours = [frontend for frontend in served if frontend.key not in held]
+    virtual_servers, vips, entries = yield from _serving(ours, chooser, options, features)
     health_check = health_check_of(service, merged, node)
     if health_check is not None and not settings.protects(health_check.port):
         entries.update(health_check_entries(health_check, node))
-    for problem in answered.problems(settings.max_backends):
-        problems.put_first(problem)
-
-    virtual_servers.sort(key=lambda server: server.key)
-    directly = direct.vips if direct is not None else frozenset[str]()
-    problems.extend(direct.problems if direct is not None else ())
-    return ServicePlan(
+    for feature in features:
+        feature.finish()
+    if chooser.left_out:
+        problems.put_first(too_many_backends(chooser.left_out, settings.max_backends))
+    plan = ServicePlan(
         service.key,
-        virtual_servers=tuple(virtual_servers),
-        vips=tuple(Vip(address, node.address_for(address)) for address in sorted(vips - directly)),
+        virtual_servers=tuple(sorted(virtual_servers, key=lambda server: server.key)),
+        vips=tuple([Vip(address, node.address_for(address)) for address in sorted(vips)]),
         set_entries=tuple(sorted(entries) if len(entries) < UNITS_A_STEP else (yield from sort(entries))),
         health_check=health_check,
         problems=problems.all(),
-        no_local_inside=answered.no_local_inside(),
-        tunnel_ends=direct.tunnel_ends if direct is not None else (),
-        direct_vips=tuple(sorted(directly)),
+        no_local_inside=chooser.no_local_inside(),
     )
+    for feature in features:
+        plan = feature.amend(plan)
+    return plan
 
 
-class _Answered:
+def _serving(
+    frontends: Iterable[Frontend], chooser: "_BackendChooser", options: Options, features: Sequence[FeatureStep]
+) -> Steps[tuple[list[VirtualServer], set[str], set[SetEntry]]]:
+    """The virtual servers of the frontends for which there is room, the addresses to bind, and the set entries."""
+    virtual_servers: list[VirtualServer] = []
+    vips: set[str] = set()
+    entries: set[SetEntry] = set()
+    for frontend in frontends:
+        if (backends := (yield from chooser.choose(frontend))) is None:
+            continue
+        protocol, address, number = key = frontend.key
+        if frontend.is_bound and address not in vips:
+            vips.add(address)
+            entries.add(SetEntry(AddressSet.VIP, (address,)))
+        entries.update([SetEntry(one, (address, int(protocol), number)) for one in backends.sets])
+        units = 1 + len(backends.sets)
+        # Without its entry a pod that reaches itself would answer itself directly.
+        for part in parts(backends.on_this_node if options.hairpin else ()):
+            entries.update([SetEntry(AddressSet.HAIRPIN, (real, int(protocol), port, real)) for real, port, _ in part])
+            yield units + len(part)
+            units = 0
+        if units:
+            yield units
+        server = options.virtual_server(key, backends.real_servers, is_tunnelled=backends.is_direct)
+        for feature in features:
+            server = feature.virtual_server(server)
+            for more in parts(feature.entries(frontend)):
+                entries.update(more)
+                yield len(more)
+        virtual_servers.append(server)
+    return virtual_servers, vips, entries
+
+
+class _BackendChooser:
     """What serves the frontends, while there is room. Those with the same port, family and policy share one answer.
 
-    `left_out` counts the real servers for which there was none, `ranges_left_out` the source ranges times ports.
+    `left_out` counts the real servers for which there was none.
     """
 
     def __init__(
@@ -169,60 +164,55 @@ class _Answered:
         options: Options,
         merged: Mapping[Family, MergedSlices],
         node: NodeFacts,
-        ranges: Ranges,
         room: int,
-        weighing: Weighing | None,
+        features: Sequence[FeatureStep],
     ) -> None:
-        self.left_out = sum(each.left_out for each in merged.values())
+        self.left_out = sum([each.left_out for each in merged.values()])
         self._is_local = service.spec.internal_traffic_policy == LOCAL
         self._is_local_outside = options.is_local or service.spec.external_traffic_policy == LOCAL
-        self._slow_start = options.slow_start
         self._merged = merged
         self._node = node
-        self._ranges = ranges
         self._room = room
-        self._range_room = MOST_RANGE_ENTRIES
-        self.ranges_left_out = 0
-        self._weighing = weighing
-        self._known: dict[tuple[PortKey, Family, bool], _Reach] = {}
+        self._features = features
+        self._known: dict[tuple[PortKey, Family, bool], Backends] = {}
 
-    def reach(self, frontend: Frontend) -> Steps[_Reach | None]:
-        """None if there is no room for it. What has room is weighed."""
-        family = family_of(frontend.key.address)
-        question = (frontend.port, family, frontend.is_external)
-        reach = self._known.get(question)
-        if reach is None:
-            backends = self._merged[family].backends.get(frontend.port, {})
-            reach = self._from_outside(backends) if frontend.is_external else self._inside(backends)
-            self._known[question] = reach
-            yield len(backends) // 2
-        count, ranges = len(reach.chosen), len(_networks(frontend, self._ranges) or ())
-        if count > self._room or ranges > self._range_room:
-            self.left_out += count if count > self._room else 0
-            self.ranges_left_out += ranges if ranges > self._range_room else 0
+    def choose(self, frontend: Frontend) -> Steps[Backends | None]:
+        """The backends of a frontend, with weights; None: it is not served, since there is no room or for a feature."""
+        family, is_external = family_of(frontend.key.address), frontend.is_external
+        question = (frontend.port, family, is_external)
+        backends = self._known.get(question)
+        if backends is None:
+            endpoints = self._merged[family].backends.get(frontend.port, {})
+            backends = self._from_outside(endpoints) if is_external else self._inside(endpoints)
+            self._known[question] = backends
+            yield len(endpoints) * 3 // 4
+        count, refusing = len(backends.chosen), [feature for feature in self._features if feature.refuses(frontend)]
+        if count > self._room:
+            self.left_out += count
+            return None
+        if refusing:
             return None
         self._room -= count
-        self._range_room -= ranges
-        if len(reach.real_servers) < len(reach.chosen):
-            reach = self._known[question] = yield from self._weighed(reach)
-        return reach
-
-    def problems(self, max_backends: int) -> Iterator[Problem]:
-        if self.ranges_left_out:
-            yield _too_many_range_entries(self.ranges_left_out)
-        if self.left_out:
-            yield too_many_backends(self.left_out, max_backends)
+        if len(backends.real_servers) < count:
+            backends = self._known[question] = yield from self._weighed(backends)
+        for feature in self._features:
+            backends = feature.serve(frontend, backends)
+            yield count
+        return backends
 
     def no_local_inside(self) -> tuple[Family, ...]:
-        return tuple(sorted({family for (_, family, _), reach in self._known.items() if reach.lacks_local}))
+        """The families in which `internalTrafficPolicy` Local leaves none of the endpoints that there are."""
+        if not self._is_local:
+            return ()
+        return tuple(sorted({family for (_, family, _), backends in self._known.items() if backends.lacks_local}))
 
-    def _inside(self, backends: Backends) -> _Reach:
+    def _inside(self, endpoints: Endpoints) -> Backends:
         """Apply `internalTrafficPolicy`. With policy Local and no endpoint on this node, nothing serves."""
-        chosen = self._choose(backends, only_local=self._is_local)
-        lacks_local = self._is_local and not chosen and bool(self._choose(backends))
-        return _reach(chosen, AddressSet.CLUSTER_IP)._replace(lacks_local=lacks_local)
+        chosen = self._choose(endpoints, only_local=self._is_local)
+        lacks_local = self._is_local and not chosen and bool(self._choose(endpoints))
+        return Backends(chosen, _sets(chosen, AddressSet.CLUSTER_IP), lacks_local=lacks_local)
 
-    def _from_outside(self, backends: Backends) -> _Reach:
+    def _from_outside(self, endpoints: Endpoints) -> Backends:
         """Apply `externalTrafficPolicy`. Policy Local restricts outside clients; this node's clients may use any
         endpoint.
 
@@ -230,66 +220,29 @@ class _Answered:
         server gets the cluster's endpoints, and the set NO_LOCAL keeps outside clients away from it
         (kubernetes/kubernetes#97081 without its black hole).
         """
+        if self._is_local_outside and (local := self._choose(endpoints, only_local=True)):
+            return Backends(local, (AddressSet.EXTERNAL_LOCAL,))
+        chosen = self._choose(endpoints)
         if not self._is_local_outside:
-            return _reach(self._choose(backends), AddressSet.EXTERNAL)
-        if local := self._choose(backends, only_local=True):
-            return _reach(local, AddressSet.EXTERNAL_LOCAL)
-        return _reach(self._choose(backends), AddressSet.EXTERNAL_LOCAL, AddressSet.NO_LOCAL)
+            return Backends(chosen, _sets(chosen, AddressSet.EXTERNAL))
+        return Backends(chosen, _sets(chosen, AddressSet.EXTERNAL_LOCAL, AddressSet.NO_LOCAL))
 
-    def _choose(self, backends: Backends, *, only_local: bool = False) -> Chosen:
-        return choice_steps(backends, self._node, only_local=only_local).chosen
+    def _choose(self, endpoints: Endpoints, *, only_local: bool = False) -> Chosen:
+        return choice_steps(endpoints, self._node, only_local=only_local).chosen
 
-    def _weighed(self, reach: _Reach) -> Steps[_Reach]:
+    def _weighed(self, backends: Backends) -> Steps[Backends]:
         """With its real servers in order, which have weights."""
-        chosen, name = (yield from in_order(reach.chosen)), self._node.name
-        if self._weighing is None:
-            servers = tuple([server for server, _ in chosen])
-        else:
-            servers = yield from self._weighing.weighing(chosen)
-        if self._slow_start:
-            servers = yield from in_steps(servers)
-        near = tuple([server for server, it in chosen if it.node_name is None or it.node_name == name])
-        return reach._replace(chosen=chosen, real_servers=servers, on_this_node=near)
+        chosen, name = (yield from in_order(backends.chosen)), self._node.name
+        servers = tuple([server for server, _ in chosen])
+        for feature in self._features:
+            servers = yield from feature.weigh(chosen, servers)
+        near = tuple([server for server, traits in chosen if traits.node_name is None or traits.node_name == name])
+        return backends._replace(chosen=chosen, real_servers=servers, on_this_node=near)
 
 
-def _reach(chosen: Chosen, *sets: AddressSet) -> _Reach:
-    return _Reach(chosen, sets if chosen else (AddressSet.NO_ENDPOINT,))
-
-
-def _direct(direct: DirectReturn, frontend: Frontend, reach: _Reach) -> _Reach:
-    """What pods answer themselves is not masqueraded, since the answers do not come back through this node."""
-    has_unknown = any(traits.node_name is None for _, traits in reach.chosen)
-    if not direct.answers(frontend, reach.real_servers, reach.on_this_node, has_unknown=has_unknown):
-        return reach
-    sets = tuple(AddressSet.EXTERNAL_LOCAL if it is AddressSet.EXTERNAL else it for it in reach.sets)
-    return reach._replace(sets=sets, on_this_node=(), is_direct=True)
-
-
-def _entries(frontend: Frontend, options: Options, reach: _Reach, ranges: Ranges) -> Iterator[SetEntry]:
-    """The set entries of an address and port."""
-    key = frontend.key
-    port = (key.address, int(key.protocol), key.port)
-    yield from (SetEntry(one, port) for one in reach.sets)
-    networks = _networks(frontend, ranges)
-    if networks is not None:
-        yield SetEntry(AddressSet.RESTRICTED, port)
-        yield from (SetEntry(AddressSet.SOURCE_RANGE, (*port, network)) for network in networks)
-    if options.hairpin:
-        yield from (_hairpin(key, real_server) for real_server in reach.on_this_node)
-
-
-def _networks(frontend: Frontend, ranges: Ranges) -> tuple[str, ...] | None:
-    """The networks of the clients that are let in; None lets in all."""
-    return ranges.get(family_of(frontend.key.address)) if frontend.is_balanced else None
-
-
-def _hairpin(key: VirtualServerKey, real_server: RealServer) -> SetEntry:
-    """The set entry that masquerades a real server's connections to itself.
-
-    Without it the pod would answer itself directly.
-    """
-    address, port, _ = real_server
-    return SetEntry(AddressSet.HAIRPIN, (address, int(key.protocol), port, address))
+def _sets(chosen: Chosen, *sets: AddressSet) -> tuple[AddressSet, ...]:
+    """The sets of a frontend that has these endpoints."""
+    return sets if chosen else (AddressSet.NO_ENDPOINT,)
 
 
 def _options(
@@ -301,20 +254,23 @@ def _options(
 ) -> Steps[Options]:
     """Scheduling and persistence: the settings, then weights and `sessionAffinity`, then the annotations."""
     timeout = _affinity_timeout(service, problems) if service.spec.session_affinity == "ClientIP" else 0
-    before = Options.by_default(settings, timeout)
-    if before.is_open and (yield from are_weighed(slices, facts)):
-        before = before.sharing()
-    options, complaints = apply_annotations(before, service.metadata.annotations)
-    problems.extend(complaints)
+    options = Options.by_default(settings, timeout)
+    if facts is not None and options.is_open and (yield from are_weighed(slices, facts)):
+        options = options.sharing()
+    annotations = service.metadata.annotations
+    if annotations:
+        options, complaints = apply_annotations(options, annotations)
+        problems.extend(complaints)
+        problems.extend(unknown_annotations(annotations))
     return options
 
 
 class Scheduling(NamedTuple):
-    """The scheduler of a Service, what has chosen it, and how the real servers are weighed (None: not at all)."""
+    """The scheduler of a Service, what has chosen it, and the steps of the features that weigh its real servers."""
 
     scheduler: str
     why: str
-    weighing: Weighing | None
+    features: Sequence[FeatureStep]
 
 
 def scheduling_of(
@@ -323,11 +279,12 @@ def scheduling_of(
     node: NodeFacts,
     settings: Settings,
     facts: WeightFacts | None,
-) -> Scheduling:
+) -> Steps[Scheduling]:
     """How connections are divided over the real servers, and why so."""
-    options = finish(_options(service, slices, settings, facts, Problems()))
+    options = yield from _options(service, slices, settings, facts, Problems())
     annotations = service.metadata.annotations or {}
-    if (name := chosen_scheduler(annotations)) is not None:
+    name = SCHEDULER.written_in(annotations)
+    if name is not None and annotations[name].strip() in SCHEDULERS:
         why = f"by annotation {name}"
     elif settings.scheduler != AUTO:
         why = "by --scheduler"
@@ -337,8 +294,10 @@ def scheduling_of(
         why = "implied by weights of Nodes or Pods, since nothing chooses a scheduler"
     else:
         why = "the default"
-    weighing = weighing_of(node, facts, options.scheduler, options.weights, options.locality)
-    return Scheduling(options.scheduler, why, weighing)
+    features = yield from beginning(
+        PlanInputs(service, node, settings, options, Problems(), (), facts, AddressOwners())
+    )
+    return Scheduling(options.scheduler, why, features)
 
 
 def _affinity_timeout(service: Service, problems: Problems) -> int:
@@ -362,9 +321,3 @@ def too_many_backends(left_out: int, most: int) -> Problem:
     subject = f"{left_out} real servers"
     beyond = f"beyond the first {most} are not served, with the virtual servers that have them"
     return Problem("TooManyBackends", subject, f"{subject} {beyond}. Split the Service, or raise --max-backends.")
-
-
-def _too_many_range_entries(count: int) -> Problem:
-    subject = f"{count} loadBalancerSourceRanges times ports"
-    beyond = f"beyond the first {MOST_RANGE_ENTRIES} are not served, with the ports that have them"
-    return Problem("TooManySourceRanges", subject, f"{subject} {beyond}. Join networks, or split the Service.")

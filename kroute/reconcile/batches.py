@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import islice
 from typing import Generic, Self, TypeVar, cast
 
-from kroute.model.bounds import Steps
+from kroute.model.steps import Steps
 
 T = TypeVar("T")
 

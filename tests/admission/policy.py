@@ -7,10 +7,13 @@ front, and a name in `kroute.io/weights` has only the characters that names of n
 
 from collections.abc import Iterable
 
-from kroute.base.schedulers import BY_SHARE, HEEDLESS, IN_STEPS, SCHEDULER_FLAGS, SCHEDULERS
-from kroute.planning.annotations.table import ANNOTATIONS, MAX_PERSISTENCE_TIMEOUT, PREFIX
-from kroute.planning.annotations.times import AFTER, HOLD, MAX_SLOW_START
-from kroute.planning.weights.text import FULL, LONGEST_NAME, MAX_WEIGHT
+from kroute.base.schedulers import BY_SHARE, IGNORE_WEIGHTS, IN_STEPS, SCHEDULER_FLAGS, SCHEDULERS
+from kroute.planning.features import ANNOTATIONS
+from kroute.planning.features.ejection import AFTER, HOLD
+from kroute.planning.features.slow_start import MAX_SLOW_START
+from kroute.planning.features.weights.text import FULL, LONGEST_NAME
+from kroute.planning.options import MAX_PERSISTENCE_TIMEOUT, PREFIX
+from kroute.planning.weight_facts import MAX_WEIGHT
 from tests.lab.manifests import KUSTOMIZE
 
 MANIFEST = KUSTOMIZE / "components/admission/annotations.yaml"
@@ -85,7 +88,7 @@ VALUES = {
 
 FITTING = {
     "slow-start": IN_STEPS,
-    "weights": tuple(it for it in SCHEDULERS if it not in HEEDLESS),
+    "weights": tuple(it for it in SCHEDULERS if it not in IGNORE_WEIGHTS),
     "locality": BY_SHARE,
 }
 """The schedulers with which an annotation has an effect."""

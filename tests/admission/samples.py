@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from kroute.base.schedulers import SCHEDULER_FLAGS, SCHEDULERS
 from kroute.model.plan import Problem
-from kroute.planning.annotations.table import ANNOTATION_NAMES, PREFIX
+from kroute.planning.features import ANNOTATION_NAMES
+from kroute.planning.options import PREFIX
 from kroute.planning.plan_service import plan_service
 from tests.builders import facts, service, settings
 

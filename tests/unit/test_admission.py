@@ -8,8 +8,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.planning.annotations.options import Options
-from kroute.planning.annotations.table import ANNOTATIONS, PREFIX, apply_annotations
+from kroute.planning.features import ANNOTATIONS, apply_annotations
+from kroute.planning.options import PREFIX, Options
 from tests.admission import policy, samples
 from tests.examples import examples
 from tests.lab.manifests import with_component

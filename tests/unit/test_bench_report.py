@@ -214,8 +214,8 @@ def test_quoted_figures_have_a_date_a_place_and_a_source():
 
 def test_what_nobody_asked_for_is_what_its_files_use_outside_of_the_kernels_clients():
     writer = "/x/kroute/controllers/ipvs/server_order.py"
-    rule = "/x/kroute/planning/weights/rule.py"
-    climb = "/x/kroute/planning/weights/slow_start.py"
+    rule = "/x/kroute/planning/features/weights/rule.py"
+    climb = "/x/kroute/planning/features/slow_start.py"
     socket = "/x/kroute/kernel/ipvs/client.py"
     ejecting = "/x/kroute/controllers/ipvs/ejections.py"
     samples = [

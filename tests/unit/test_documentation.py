@@ -20,7 +20,7 @@ from kroute.firewall.reasons import IN_WORDS
 from kroute.inspect.explain import Fate
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
-from kroute.planning.annotations.table import ANNOTATIONS
+from kroute.planning.features import ANNOTATIONS
 from kroute.settings import Exemption, Settings
 from kroute.watchers.kubernetes.authentication import load_credentials
 from tests.lab.manifests import KUSTOMIZE, render, the

@@ -14,9 +14,9 @@ from kroute import __version__
 from kroute.cli.kubectl.command import plugin
 from kroute.cli.main import COMMANDS, load
 from kroute.model.objects import ObjectMeta
-from kroute.planning.annotations.options import Options
-from kroute.planning.annotations.table import apply_annotations
-from kroute.planning.weights.text import weight_of
+from kroute.planning.features import apply_annotations
+from kroute.planning.options import Options
+from kroute.planning.weight_facts import weight_of
 from tests.lab.chart import helm
 from tests.lab.manifests import KUSTOMIZE, kustomizations, render, the
 from tests.lab.objects import Object

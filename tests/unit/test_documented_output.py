@@ -19,9 +19,9 @@ from kroute.firewall.reasons import SERVED as HAS_PORT
 from kroute.inspect.explain import Client, Explanation, ExplanationList, Fate, RouteView, Verdict
 from kroute.inspect.snapshot import RealServerView
 from kroute.inspect.status import Served, Source, State, Status, plan_problem, with_problems
-from kroute.planning.annotations.options import Options
-from kroute.planning.annotations.table import apply_annotations
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView
+from kroute.planning.features import apply_annotations
+from kroute.planning.options import Options
 from tests.unit.cli.terminal_views import VIEWS
 from tests.unit.documented_commands import ROOT, blocks
 

@@ -56,7 +56,6 @@ LONG_FUNCTIONS: dict[str, int] = {
     "controllers: NodeControllers.__init__": 62,
     "director: Director.__init__": 42,
     "firewall: filter_rules": 42,
-    "planning: planning": 52,
 }
 SHARED_STATE: set[str] = set()
 """Module-level names that one module changes while another reads them."""

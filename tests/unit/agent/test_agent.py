@@ -10,7 +10,7 @@ from kroute.firewall.backend import Choice
 from kroute.model.node_facts import NodeInterfaces
 from kroute.model.objects import Applied
 from kroute.model.plan import NodePlan
-from kroute.planning.weights import sources
+from kroute.planning.features.weights import sources
 from kroute.reconcile.broadcaster import Subscription
 from kroute.telemetry.loop_watch import LoopWatch
 from tests.builders import (

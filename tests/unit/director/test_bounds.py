@@ -22,11 +22,11 @@ from kroute.director.probes import MOST_A_SECOND, NodeProbes
 from kroute.director.settings import DirectorSettings
 from kroute.http.probes import FIRST_RESULTS_WITHIN
 from kroute.kernel.net.addresses import RenewAddress
-from kroute.model.bounds import UNITS_A_STEP, Steps, finish
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Applied, EndpointSlice, Listed, Node, Service
 from kroute.model.plan import Protocol, ServicePlan
 from kroute.model.probes import Probe, ProbeKind, ProbeSettings
+from kroute.model.steps import UNITS_A_STEP, Steps, finish
 from kroute.reconcile.batches import in_turns
 from kroute.reconcile.ledger import Ledger
 from kroute.telemetry.spam_filter import BURST

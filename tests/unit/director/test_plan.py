@@ -8,7 +8,6 @@ import pytest
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.machine import machine_facts
 from kroute.director.plan import director_node
-from kroute.model.bounds import finish
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import (
     Applied,
@@ -31,6 +30,7 @@ from kroute.model.objects import (
 )
 from kroute.model.plan import Persistence, ServicePlan
 from kroute.model.probes import Probe, ProbeKind
+from kroute.model.steps import finish
 from kroute.settings import Settings
 
 VIP, VIP6 = "203.0.113.1", "2001:db8::1"

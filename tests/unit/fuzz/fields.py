@@ -36,7 +36,7 @@ from kroute.model.objects import (
     SessionAffinityConfig,
     TargetRef,
 )
-from kroute.planning.annotations.table import ANNOTATION_NAMES
+from kroute.planning.features import ANNOTATION_NAMES
 
 ATTACKERS = "tenant"
 """The namespace of every hostile object."""

@@ -3,10 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.planning.annotations.options import Options
-from kroute.planning.annotations.table import ANNOTATION_NAMES, apply_annotations
-from kroute.planning.annotations.unknown import MOST_REPORTED, MOST_UNKNOWN, Kind, unknown_annotations
+from kroute.planning.features import (
+    ANNOTATION_NAMES,
+    MOST_REPORTED,
+    MOST_UNKNOWN,
+    Annotated,
+    apply_annotations,
+    unknown_annotations,
+)
 from kroute.planning.interning import interned
+from kroute.planning.options import Options
 from tests.builders import service
 from tests.unit.fuzz.fields import annotation_names, texts
 from tests.unit.fuzz.strategies import fuzzed
@@ -24,7 +30,7 @@ annotations = st.builds(dict.__or__, many, st.dictionaries(names, texts, max_siz
 
 @fuzzed
 @given(found=annotations, kind=st.sampled_from(("Service", "Node")))
-def test_what_is_said_of_unknown_annotations_is_bounded(found: dict[str, str], kind: Kind) -> None:
+def test_what_is_said_of_unknown_annotations_is_bounded(found: dict[str, str], kind: Annotated) -> None:
     problems = unknown_annotations(found, kind)
     assert len(problems) <= MOST_REPORTED + 1
     assert len({it.subject for it in problems}) == len(problems)

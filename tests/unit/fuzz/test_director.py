@@ -5,10 +5,9 @@ from hypothesis import strategies as st
 
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.plan import MOST_CHECKS
-from kroute.model.bounds import MOST_PROBLEMS
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, EndpointSlice, KubernetesObject, Listed, Node, ObjectKey, Service
-from kroute.model.plan import ServicePlan
+from kroute.model.plan import MOST_PROBLEMS, ServicePlan
 from tests.builders import endpoint_slice, node, port, service, settings
 from tests.unit.fuzz.fields import ATTACKERS, objects
 from tests.unit.fuzz.strategies import fuzzed

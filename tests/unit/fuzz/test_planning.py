@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kroute.director.catalog import DirectorCatalog
-from kroute.model.bounds import MOST_PROBLEMS, NO_BOUND, Meter, finish
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, Deleted, KubernetesObject, ObjectKey, Pod
-from kroute.model.plan import ServicePlan
+from kroute.model.plan import MOST_PROBLEMS, ServicePlan
+from kroute.model.steps import Meter, finish
+from kroute.planning.backend_slices import NO_BOUND
 from kroute.planning.catalog import Catalog
-from kroute.planning.weights.sources import PAUSE
-from kroute.planning.weights.text import MAX_WEIGHT
+from kroute.planning.features.weights.sources import PAUSE
+from kroute.planning.weight_facts import MAX_WEIGHT
 from tests.builders import LISTED, LISTED_WITH_PODS, NODE_IPV4, endpoint_slice, facts, node, port, service, settings
 from tests.unit.fuzz.fields import ATTACKERS, histories
 from tests.unit.fuzz.strategies import fuzzed

@@ -14,9 +14,9 @@ from kroute.kernel.net.routes import Way
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.planning.features.direct_return import forwarding_of
 from kroute.planning.frontends import frontends_of
 from kroute.planning.plan_service import plan_service
-from kroute.planning.service_parts.direct_return import forwarding_of
 from kroute.reconcile.comparison.vips import delivery_differences
 from kroute.settings import Settings
 from tests.builders import NODE, endpoint, endpoint_slice, facts, read, service, settings

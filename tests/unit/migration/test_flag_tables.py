@@ -13,7 +13,7 @@ from kroute.cli.run import run
 from kroute.cli.terminal.output import USAGE
 from kroute.migration.flags import KUBE_PROXY, KUBE_ROUTER, OtherFlags, Treatment
 from kroute.migration.kube_proxy_configuration import UNUSED, USED
-from kroute.planning.annotations.table import ANNOTATION_NAMES
+from kroute.planning.features import ANNOTATION_NAMES
 from kroute.settings import Settings
 from tests.unit.command_line import exit_code
 

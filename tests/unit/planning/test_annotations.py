@@ -3,18 +3,13 @@
 import pytest
 
 from kroute.base.schedulers import IN_STEPS, SCHEDULERS
-from kroute.model.bounds import finish
 from kroute.model.plan import Ejection, Persistence, Problem, Protocol, RealServer, VirtualServerKey
-from kroute.planning.annotations.options import Options
-from kroute.planning.annotations.table import (
-    ANNOTATION_NAMES,
-    ANNOTATIONS,
-    MAX_PERSISTENCE_TIMEOUT,
-    apply_annotations,
-    needing_shares,
-)
+from kroute.model.steps import finish
+from kroute.planning.features import ANNOTATION_NAMES, ANNOTATIONS, apply_annotations, needing_shares
+from kroute.planning.features.ejection import Ejecting
+from kroute.planning.features.slow_start import SlowStart, in_steps
+from kroute.planning.options import MAX_PERSISTENCE_TIMEOUT, Options
 from kroute.planning.plan_service import plan_service
-from kroute.planning.weights.slow_start import in_steps
 from tests.builders import endpoint_slice, facts, read, service, settings
 
 DEFAULTS = Options("rr")
@@ -23,6 +18,16 @@ DEFAULTS = Options("rr")
 def apply(options: Options = DEFAULTS, **values: str) -> tuple[Options, list[Problem]]:
     """Apply annotations, each given by its name without the prefix."""
     return apply_annotations(options, {f"kroute.io/{name.replace('_', '-')}": it for name, it in values.items()})
+
+
+def slow_start_of(options: Options) -> int:
+    asked = options.of(SlowStart)
+    return asked.seconds if asked is not None else 0
+
+
+def ejection_of(options: Options) -> Ejection | None:
+    asked = options.of(Ejecting)
+    return asked.ejection if asked is not None else None
 
 
 def test_no_annotations_leave_the_defaults() -> None:
@@ -250,14 +255,14 @@ def test_every_annotation_says_what_it_means() -> None:
 def test_a_slow_start_is_a_time(value: str, seconds: int) -> None:
     annotations = {"kroute.io/scheduler": "wlc", "kroute.io/slow-start": value}
     options, problems = apply_annotations(DEFAULTS, annotations)
-    assert (options.slow_start, problems) == (seconds, [])
+    assert (slow_start_of(options), problems) == (seconds, [])
 
 
 @pytest.mark.parametrize("value", ["", "-1", "1.5s", "2h", "3601", "٣", "30 s", "9" * 5000])
 def test_a_bad_slow_start_is_none(value: str) -> None:
     annotations = {"kroute.io/scheduler": "wlc", "kroute.io/slow-start": value}
     options, [problem] = apply_annotations(DEFAULTS, annotations)
-    assert options.slow_start == 0
+    assert slow_start_of(options) == 0
     assert "Allowed: 0 (at once), or 1s to 1h" in problem.message
 
 
@@ -265,7 +270,7 @@ def test_a_bad_slow_start_is_none(value: str) -> None:
 def test_a_slow_start_needs_a_scheduler_that_shares_by_weights(scheduler: str) -> None:
     annotations = {"kroute.io/scheduler": scheduler, "kroute.io/slow-start": "30s"}
     options, [problem] = apply_annotations(DEFAULTS, annotations)
-    assert options.slow_start == 0
+    assert slow_start_of(options) == 0
     assert f"with the scheduler {scheduler} a share cannot climb" in problem.message
     assert "wrr, wlc, sed, nq, mh, twos" in problem.message
 
@@ -293,7 +298,7 @@ def test_with_a_slow_start_weights_are_multiplied_so_that_there_are_steps() -> N
 )
 def test_an_ejection_is_on_or_has_times(value: str, ejection: Ejection | None) -> None:
     options, problems = apply_annotations(DEFAULTS, {"kroute.io/ejection": value})
-    assert (options.ejection, problems) == (ejection, [])
+    assert (ejection_of(options), problems) == (ejection, [])
 
 
 @pytest.mark.parametrize(
@@ -301,13 +306,16 @@ def test_an_ejection_is_on_or_has_times(value: str, ejection: Ejection | None) -
 )
 def test_a_bad_ejection_is_none(value: str) -> None:
     options, [problem] = apply_annotations(DEFAULTS, {"kroute.io/ejection": value})
-    assert options.ejection is None
+    assert ejection_of(options) is None
     assert "Allowed: on, off, or after 5s to 5m (without an answer) and hold 5s to 1h" in problem.message
 
 
 def test_an_ejection_is_for_tcp_and_has_no_other_name() -> None:
     options, problems = apply_annotations(DEFAULTS, {"kroute.io/ejection": "on"})
-    servers = {it: options.virtual_server(VirtualServerKey(it, "10.96.0.1", 80), ()) for it in Protocol}
+    [asked] = options.asked
+    assert isinstance(asked, Ejecting)
+    plain = {it: options.virtual_server(VirtualServerKey(it, "10.96.0.1", 80), ()) for it in Protocol}
+    servers = {it: asked.virtual_server(server) for it, server in plain.items()}
     assert [it for it, server in servers.items() if server.ejection is not None] == [Protocol.TCP]
     assert apply_annotations(DEFAULTS, {"kube-router.io/ejection": "on"}) == (DEFAULTS, [])
     assert problems == []
@@ -317,16 +325,16 @@ def test_an_ejection_is_for_tcp_and_has_no_other_name() -> None:
 def test_an_ejection_needs_a_fallback_where_clients_have_their_server_by_hashing(scheduler: str) -> None:
     annotations = {"kroute.io/scheduler": scheduler, "kroute.io/ejection": "on"}
     options, [problem] = apply_annotations(DEFAULTS, annotations)
-    assert options.ejection is None
+    assert ejection_of(options) is None
     assert f"without the flag {scheduler}-fallback, clients of an ejected endpoint would be refused" in problem.message
     annotations["kroute.io/scheduler-flags"] = f"{scheduler}-fallback"
     options, problems = apply_annotations(DEFAULTS, annotations)
-    assert (options.ejection, problems) == (Ejection(), [])
+    assert (ejection_of(options), problems) == (Ejection(), [])
 
 
 def test_an_ejection_needs_the_kernels_counters() -> None:
     options, [problem] = apply_annotations(Options(has_counters=False), {"kroute.io/ejection": "on"})
-    assert options.ejection is None
+    assert ejection_of(options) is None
     assert "--ipvs-estimation is off" in problem.message
 
 
@@ -370,5 +378,5 @@ def test_what_is_off_or_invalid_or_needs_no_shares_implies_nothing(name: str, va
 
 def test_an_invalid_scheduler_chooses_nothing() -> None:
     options, [problem] = apply_annotations(OPEN, {"kroute.io/scheduler": "fastest", "slow-start": "30s"})
-    assert (options.scheduler, options.slow_start) == ("wrr", 30)
+    assert (options.scheduler, slow_start_of(options)) == ("wrr", 30)
     assert "is not a scheduler; wrr serves" in problem.message

@@ -5,23 +5,17 @@ from typing import Any
 
 import pytest
 
-from kroute.model.bounds import (
-    MOST_ADDRESSES,
-    MOST_PROBLEMS,
-    MOST_RANGE_ENTRIES,
-    MOST_RANGES,
-    UNITS_A_STEP,
-    Steps,
-    finish,
-    sort,
-)
 from kroute.model.objects import Applied, Deleted, EndpointPort, EndpointSlice, KubernetesObject, Service
-from kroute.model.plan import AddressSet, RealServer, ServicePlan
+from kroute.model.plan import MOST_PROBLEMS, AddressSet, RealServer, ServicePlan
+from kroute.model.steps import UNITS_A_STEP, Steps, finish, sort
 from kroute.planning.address_conflicts import AddressClaims, Claimant
+from kroute.planning.address_owners import MOST_ADDRESSES
 from kroute.planning.backend_slices import LARGE_SLICE, read_slice
 from kroute.planning.catalog import Catalog
+from kroute.planning.endpoints import Chosen
+from kroute.planning.features.source_ranges import MOST_RANGE_ENTRIES, MOST_RANGES
+from kroute.planning.features.weights.rule import Weighing
 from kroute.planning.plan_service import NOTHING_HELD, plan_service, planning
-from kroute.planning.weights.rule import Chosen, Weighing
 from tests.builders import NODE_IPV4, endpoint, endpoint_slice, facts, port, read, service, settings
 from tests.unit.planning.test_catalog import listed, served
 
@@ -116,13 +110,13 @@ class TestBackends:
 
     def test_what_has_no_room_is_not_weighed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         weighed: list[int] = []
-        weighing = Weighing.weighing
+        weigh = Weighing.weigh
 
-        def counted(self: Weighing, chosen: Chosen) -> Steps[tuple[RealServer, ...]]:
+        def counted(self: Weighing, chosen: Chosen, servers: tuple[RealServer, ...]) -> Steps[tuple[RealServer, ...]]:
             weighed.append(len(chosen))
-            return weighing(self, chosen)
+            return weigh(self, chosen, servers)
 
-        monkeypatch.setattr(Weighing, "weighing", counted)
+        monkeypatch.setattr(Weighing, "weigh", counted)
         greedy = service("web", external_ips=external(1), annotations={"kroute.io/weights": "node/n1=3"})
         pods = endpoint_slice("web-1", *[f"10.244.1.{last}" for last in range(1, 21)])
         assert len(plan(greedy, pods, max_backends=30).virtual_servers) == 1

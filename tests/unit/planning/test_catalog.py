@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import pytest
 
-from kroute.model.bounds import Steps
 from kroute.model.node_facts import NodeInterfaces
 from kroute.model.objects import (
     HEADLESS_LABEL,
@@ -18,6 +17,7 @@ from kroute.model.objects import (
     Service,
 )
 from kroute.model.plan import NodePlan, ServicePlan, Vip
+from kroute.model.steps import Steps
 from kroute.planning.catalog import Catalog
 from kroute.planning.plan_service import planning
 from tests.builders import (

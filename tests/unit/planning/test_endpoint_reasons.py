@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.model.bounds import finish
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, Endpoint, ObjectKey, Service
 from kroute.model.plan import Protocol, ServicePlan, VirtualServerKey
+from kroute.model.steps import finish
 from kroute.planning.catalog import Catalog
 from kroute.planning.endpoint_reasons import ServiceView
 from kroute.settings import Settings

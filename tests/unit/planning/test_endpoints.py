@@ -6,11 +6,11 @@ from itertools import permutations
 import pytest
 
 from kroute.model.addresses import Family
-from kroute.model.bounds import NO_BOUND, finish
 from kroute.model.objects import Endpoint, EndpointPort, EndpointSlice
 from kroute.model.plan import RealServer
-from kroute.planning.backend_slices import BackendSlice, PortKey, Traits, read_slice
-from kroute.planning.endpoints import Backends, MergedSlices, choose, merging
+from kroute.model.steps import finish
+from kroute.planning.backend_slices import NO_BOUND, BackendSlice, PortKey, Traits, read_slice
+from kroute.planning.endpoints import Endpoints, MergedSlices, choose, merging
 from tests.builders import NODE, endpoint, endpoint_slice, facts, read
 
 UNNAMED = PortKey("", "TCP")
@@ -133,7 +133,7 @@ def test_terminating_endpoints_serve_only_when_none_is_ready() -> None:
     ready = endpoint("10.244.1.5")
     leaving = endpoint("10.244.1.6", ready=False, serving=True, terminating=True)
     broken = endpoint("10.244.1.7", ready=False, serving=False, terminating=True)
-    backends: Backends = {RealServer(it.addresses[0], 80): traits_of(it) for it in (ready, leaving, broken)}
+    backends: Endpoints = {RealServer(it.addresses[0], 80): traits_of(it) for it in (ready, leaving, broken)}
     assert choose(backends, facts()) == [(RealServer("10.244.1.5", 80), traits_of(ready))]
     del backends[RealServer("10.244.1.5", 80)]
     assert choose(backends, facts()) == [(RealServer("10.244.1.6", 80), traits_of(leaving))]

@@ -13,9 +13,9 @@ import pytest
 
 from kroute.agent.wiring import SLICE, WORK
 from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, EndpointPort, KubernetesObject, Node, ObjectKey, Service
-from kroute.planning.annotations.table import ANNOTATIONS
 from kroute.planning.catalog import Catalog
-from kroute.planning.weights.sources import PAUSE
+from kroute.planning.features import ANNOTATIONS
+from kroute.planning.features.weights.sources import PAUSE
 from tests.builders import LISTED_WITH_PODS, NODE, NODE_IPV4, endpoint, endpoint_slice, facts, node, pod, port, service
 from tests.builders import settings as settings_with
 

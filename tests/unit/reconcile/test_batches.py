@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kroute.model.bounds import Steps
+from kroute.model.steps import Steps
 from kroute.reconcile.batches import in_portions, in_turns
 
 

@@ -6,16 +6,16 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.model.bounds import finish
-from kroute.planning.weights.locality import Place, shares
-from kroute.planning.weights.text import Locality
+from kroute.model.steps import finish
+from kroute.planning.features.weights.locality import Location, shares
+from kroute.planning.features.weights.text import Locality
 
 Cluster = dict[str, tuple[str | None, int]]
 """The nodes that have clients: zone, and what the servers there weigh together."""
 
 
 def shares_of(cluster: Cluster, node: str, locality: Locality) -> dict[str, Fraction]:
-    places = {name: Place(name, zone, has_clients=True) for name, (zone, _) in cluster.items()}
+    places = {name: Location(name, zone, has_clients=True) for name, (zone, _) in cluster.items()}
     weights = {places[name]: weight for name, (_, weight) in cluster.items() if weight}
     clients = Counter(zone for zone, _ in cluster.values())
     found = finish(shares(weights, places[node], clients, locality))

@@ -1,19 +1,80 @@
 """`loadBalancerSourceRanges`: which clients may use the addresses of a Service's load balancer."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from ipaddress import IPv6Network, ip_network
 
 from kroute.model.addresses import Family, family_of, network
-from kroute.model.bounds import MOST_RANGES, Problems, Steps
 from kroute.model.objects import Service
-from kroute.model.plan import Problem, quoted, range_lengths
+from kroute.model.plan import AddressSet, Problem, Problems, SetEntry, quoted, range_lengths
+from kroute.model.steps import Steps
+from kroute.planning.features.step import FeatureStep, PlanInputs
+from kroute.planning.frontends import Frontend
+
+MOST_RANGES = 1000
+"""Source ranges of one Service that are looked at; further ones let nobody in."""
+
+MOST_RANGE_ENTRIES = 50_000
+"""Source ranges of one Service times its ports on the load balancer's addresses: as many as its real servers may be
+(`--max-backends`) unless that is set otherwise.
+"""
+
+_UNITS_A_CUT = 5
+"""What a network takes that is cut out of another one."""
 
 Ranges = dict[Family, tuple[str, ...]]
 
 
-_UNITS_A_CUT = 5
-"""What a network takes that is cut out of another one."""
+class SourceRanges(FeatureStep):
+    """The source ranges of one Service. A frontend for whose ranges there is no room is not served."""
+
+    def __init__(self, inputs: PlanInputs) -> None:
+        self._inputs = inputs
+        self._ranges: Ranges = {}
+        self._room = MOST_RANGE_ENTRIES
+        self._left_out = 0
+
+    def prepare(self) -> Steps[None]:
+        """Find the networks."""
+        inputs = self._inputs
+        self._ranges = yield from source_ranges(inputs.service, inputs.balanced, inputs.problems)
+
+    def refuses(self, frontend: Frontend) -> bool:
+        """Whether there is no room for the frontend's ranges."""
+        count = len(self._networks(frontend) or ())
+        if count <= self._room:
+            return False
+        self._left_out += count
+        return True
+
+    def entries(self, frontend: Frontend) -> Iterator[SetEntry]:
+        """Those that restrict the frontend to its ranges."""
+        networks = self._networks(frontend)
+        if networks is None:
+            return
+        self._room -= len(networks)
+        port = (frontend.key.address, int(frontend.key.protocol), frontend.key.port)
+        yield SetEntry(AddressSet.RESTRICTED, port)
+        for one in networks:
+            yield SetEntry(AddressSet.SOURCE_RANGE, (*port, one))
+
+    def finish(self) -> None:
+        """Report the ranges for which there was no room."""
+        if self._left_out:
+            subject = f"{self._left_out} loadBalancerSourceRanges times ports"
+            beyond = f"beyond the first {MOST_RANGE_ENTRIES} are not served, with the ports that have them"
+            message = f"{subject} {beyond}. Join networks, or split the Service."
+            self._inputs.problems.put_first(Problem("TooManySourceRanges", subject, message))
+
+    def _networks(self, frontend: Frontend) -> tuple[str, ...] | None:
+        """The networks of the clients that are let in; None lets in all."""
+        return self._ranges.get(family_of(frontend.key.address)) if frontend.is_balanced else None
+
+
+def begin(inputs: PlanInputs) -> SourceRanges | None:
+    """The step of a Service with source ranges, where its load balancer has addresses."""
+    is_used = inputs.service.spec.load_balancer_source_ranges and inputs.balanced
+    return SourceRanges(inputs) if is_used else None
 
 
 def source_ranges(service: Service, families: Collection[Family], problems: Problems) -> Steps[Ranges]:
@@ -34,20 +95,20 @@ def source_ranges(service: Service, families: Collection[Family], problems: Prob
     networks = list(dict.fromkeys(filter(None, parsed)))
     is_understood = None not in parsed and count <= MOST_RANGES
     named = set(map(family_of, networks))
-    unrestricted = {family_of(it) for it in networks if it.endswith("/0")}
+    unrestricted = {family_of(text) for text in networks if text.endswith("/0")}
     if is_understood and named != unrestricted:
         problems.extend(_not_restricted(family) for family in sorted(set(families) - named))
     found: dict[Family, dict[str, None]] = {
         family: {} for family in families if family not in unrestricted and (family in named or not is_understood)
     }
-    for it in networks:
-        family = family_of(it)
+    for text in networks:
+        family = family_of(text)
         if family not in found:
             continue
-        if int(it.rpartition("/")[2]) in range_lengths(family):
-            found[family][it] = None
+        if int(text.rpartition("/")[2]) in range_lengths(family):
+            found[family][text] = None
         else:
-            parts = _cut(it, family)
+            parts = _cut(text, family)
             found[family] |= dict.fromkeys(parts)
             yield len(parts) * _UNITS_A_CUT
     return {family: tuple(of_family) for family, of_family in found.items()}
@@ -66,8 +127,8 @@ def _parse(text: str, problems: Problems) -> str | None:
 def _cut(text: str, family: Family) -> list[str]:
     """The networks of the next of the `range_lengths` that are together this one: eight at most."""
     whole = ip_network(text)
-    length = min(it for it in range_lengths(family) if it > whole.prefixlen)
-    return [str(it) for it in whole.subnets(new_prefix=length)]
+    length = min(longer for longer in range_lengths(family) if longer > whole.prefixlen)
+    return [str(part) for part in whole.subnets(new_prefix=length)]
 
 
 def _is_mapped(found: object) -> bool:

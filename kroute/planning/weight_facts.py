@@ -1,14 +1,46 @@
-"""What is known of the cluster that real servers are weighed by."""
+"""What is known of the cluster that real servers are weighed by: what Nodes and Pods weigh, and where Nodes are."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
-from kroute.model.objects import ZONE_LABEL, Node
-from kroute.model.plan import RealServer
-from kroute.planning.weights.text import weight_of
+from kroute.model.objects import WEIGHT, ZONE_LABEL, Node, ObjectMeta
+from kroute.model.plan import RealServer, shortened
+
+MAX_WEIGHT = 65535
+"""The greatest weight that IPVS accepts."""
+
+
+class Weighed(NamedTuple):
+    """The weight of a Node or a Pod; `refused` is the text that is none, with the place where it stands."""
+
+    weight: int = 1
+    refused: str = ""
+
+
+def read_weight(text: str) -> int | None:
+    """A number from 0 to 65,535, else None."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else MAX_WEIGHT + 1
+    return number if number <= MAX_WEIGHT else None
+
+
+def weight_of(metadata: ObjectMeta) -> Weighed:
+    """The weight of a Node or a Pod: its annotation `kroute.io/weight`, else its label; without either 1.
+
+    The first that exists counts, even if it is invalid. Then the weight is 1.
+    """
+    for place, texts in (("annotation", metadata.annotations), ("label", metadata.labels)):
+        if texts is not None and WEIGHT in texts:
+            text = texts[WEIGHT].strip()
+            weight = read_weight(text)
+            return Weighed(weight) if weight is not None else Weighed(1, f"{place} {WEIGHT}={shortened(text)}")
+    return _PLAIN
+
+
+_PLAIN = Weighed()
 
 
 class NodeTraits(msgspec.Struct, frozen=True):
@@ -25,7 +57,7 @@ UNKNOWN = NodeTraits()
 def traits_of(node: Node) -> NodeTraits:
     """What of this Node counts."""
     zone = (node.metadata.labels or {}).get(ZONE_LABEL) or None
-    ready = any(it.type == "Ready" and it.status == "True" for it in node.status.conditions or ())
+    ready = any(one.type == "Ready" and one.status == "True" for one in node.status.conditions or ())
     return NodeTraits(weight_of(node.metadata).weight, zone, ready)
 
 

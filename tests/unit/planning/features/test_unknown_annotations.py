@@ -2,12 +2,11 @@
 
 import pytest
 
-from kroute.model.bounds import finish
 from kroute.model.objects import Applied, Node, Service
 from kroute.model.plan import NodePlan, Problem
-from kroute.planning.annotations.table import ANNOTATION_NAMES
-from kroute.planning.annotations.unknown import MOST_UNKNOWN, unknown_annotations
+from kroute.model.steps import finish
 from kroute.planning.catalog import Catalog
+from kroute.planning.features import ANNOTATION_NAMES, MOST_UNKNOWN, unknown_annotations
 from kroute.planning.interning import interned
 from kroute.planning.plan_service import plan_service
 from tests.builders import facts, node, service, settings

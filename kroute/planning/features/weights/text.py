@@ -1,4 +1,4 @@
-"""Read weights and localities as people write them. Nothing here fails: what is wrong becomes a complaint."""
+"""The annotations `kroute.io/weights` and `kroute.io/locality`, as people write them: what is wrong is a complaint."""
 
 import re
 from collections.abc import Callable
@@ -7,11 +7,9 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from kroute.model.objects import WEIGHT, ObjectMeta
-from kroute.model.plan import quoted, shortened
-
-MAX_WEIGHT = 65535
-"""The greatest weight that IPVS accepts."""
+from kroute.model.plan import quoted
+from kroute.planning.options import Annotation, Applied, Options, names
+from kroute.planning.weight_facts import MAX_WEIGHT, read_weight
 
 MOST_WEIGHTS = 1000
 """Zones and nodes that one annotation may weigh; those beyond are not read."""
@@ -50,35 +48,6 @@ class Locality(NamedTuple):
 
     def __str__(self) -> str:
         return f"prefer-{self.near}, spill {self.spill}%"
-
-
-class Weighed(NamedTuple):
-    """The weight of a Node or a Pod; `refused` is the text that is none, with the place where it stands."""
-
-    weight: int = 1
-    refused: str = ""
-
-
-def read_weight(text: str) -> int | None:
-    """A number from 0 to 65,535, else None."""
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else MAX_WEIGHT + 1
-    return number if number <= MAX_WEIGHT else None
-
-
-def weight_of(metadata: ObjectMeta) -> Weighed:
-    """The weight of a Node or a Pod: its annotation `kroute.io/weight`, else its label; without either 1.
-
-    The first that exists counts, even if it is invalid. Then the weight is 1.
-    """
-    for place, texts in (("annotation", metadata.annotations), ("label", metadata.labels)):
-        if texts is not None and WEIGHT in texts:
-            text = texts[WEIGHT].strip()
-            weight = read_weight(text)
-            return Weighed(weight) if weight is not None else Weighed(1, f"{place} {WEIGHT}={shortened(text)}")
-    return _PLAIN
-
-
-_PLAIN = Weighed()
 
 
 def read_weights(text: str) -> Read[ServiceWeights | None]:
@@ -141,3 +110,31 @@ def _parse_locality(text: str) -> Read[Locality | None]:
     if not comma or (spill is not None and 1 <= spill <= FULL and words[1].endswith("%")):
         return (locality._replace(spill=spill) if spill is not None else locality), None
     return locality, f"is obeyed only in part: {quoted(rest.strip())} is not a spill, and {FULL}% holds"
+
+
+def _apply_weights(options: Options, value: str) -> Applied:
+    weights, complaint = read_weights(value)
+    return options.asking(weights), complaint
+
+
+def _apply_locality(options: Options, value: str) -> Applied:
+    locality, complaint = read_locality(value)
+    return options.asking(locality), complaint
+
+
+ANNOTATIONS = (
+    Annotation(
+        names=names("weights"),
+        meaning="what the real servers of a zone or a node weigh, for this Service",
+        allowed=f"zone/NAME=WEIGHT and node/NAME=WEIGHT, separated by commas, with weights from 0 to {MAX_WEIGHT}",
+        apply=_apply_weights,
+        needs_shares=True,
+    ),
+    Annotation(
+        names=names("locality"),
+        meaning="real servers on the client's node, or in its zone, come first, till their share is used up",
+        allowed="prefer-node or prefer-zone, and behind a comma spill with 1% to 100%",
+        apply=_apply_locality,
+        needs_shares=True,
+    ),
+)

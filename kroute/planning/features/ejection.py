@@ -1,26 +1,38 @@
-"""Read the times of slow start and ejection as people write them. What is wrong becomes a complaint."""
+"""Ejection (`kroute.io/ejection`): a real server that does not answer gets no new connections for a while.
 
-import re
+The plan says which virtual servers have it, and after what times; `kroute.controllers.ipvs.ejections` ejects.
+"""
+
+import msgspec
 
 from kroute.base.schedulers import FALLBACK, SCHEDULER_FLAGS, SCHEDULERS_BY_ORDER
-from kroute.model.plan import Ejection, quoted
+from kroute.model.plan import Ejection, Protocol, VirtualServer, quoted
+from kroute.planning.features.step import FeatureStep, PlanInputs
+from kroute.planning.options import Annotation, Applied, Options, names, read_seconds
 
-MAX_SLOW_START = 3600
-"""Seconds."""
 AFTER = range(5, 301)
 """Seconds without an answer. The kernel's counters are up to two seconds old, and are read every two seconds."""
 HOLD = range(5, 3601)
 """Seconds."""
 _ALLOWED = {"after": AFTER, "hold": HOLD}
-_SECONDS = re.compile(r"([0-9]{1,6})(s|m|h|)")
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _ON, _OFF = {"on", "true"}, {"off", "false"}
 
 
-def read_seconds(text: str) -> int | None:
-    """A number of seconds, or of the unit s, m or h; else None."""
-    match = _SECONDS.fullmatch(text)
-    return int(match[1]) * _UNITS[match[2]] if match else None
+class Ejecting(msgspec.Struct, FeatureStep, frozen=True):
+    """Real servers of the Service are ejected."""
+
+    ejection: Ejection
+
+    def virtual_server(self, server: VirtualServer) -> VirtualServer:
+        """The virtual server with it. Answers from behind a tunnel do not pass the node: there, none is ejected."""
+        if server.key.protocol != Protocol.TCP or server.is_tunnelled:
+            return server
+        return msgspec.structs.replace(server, ejection=self.ejection)
+
+
+def begin(inputs: PlanInputs) -> Ejecting | None:
+    """The step of a Service that asks for ejection."""
+    return inputs.options.of(Ejecting)
 
 
 def read_ejection(text: str) -> tuple[Ejection | None, str | None]:
@@ -52,3 +64,22 @@ def hindrance(scheduler: str, flags: int, *, has_counters: bool) -> str | None:
     if scheduler in SCHEDULERS_BY_ORDER and fallback is not None and not flags & SCHEDULER_FLAGS[fallback].bit:
         return f"is not obeyed: without the flag {fallback}, clients of an ejected endpoint would be refused"
     return None
+
+
+def _apply(options: Options, value: str) -> Applied:
+    ejection, complaint = read_ejection(value)
+    if ejection is None:
+        return options, complaint
+    if why := hindrance(options.scheduler, options.flags, has_counters=options.has_counters):
+        return options, why
+    return options.asking(Ejecting(ejection)), complaint
+
+
+ANNOTATIONS = (
+    Annotation(
+        names=names("ejection"),
+        meaning="whether endpoints that do not answer new connections over TCP get none for a while",
+        allowed="on, off, or after 5s to 5m (without an answer) and hold 5s to 1h, separated by a comma",
+        apply=_apply,
+    ),
+)

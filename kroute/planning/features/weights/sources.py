@@ -9,15 +9,12 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 
-from kroute.base.schedulers import BY_SHARE, HEEDLESS
 from kroute.model.addresses import Family
-from kroute.model.bounds import Steps, parts, sort
 from kroute.model.objects import Node, ObjectKey, Pod, Service
-from kroute.model.plan import Problem, RealServer
+from kroute.model.plan import RealServer
+from kroute.model.steps import Steps, parts, sort
 from kroute.planning.backend_slices import BackendSlice, PodRef, first_backends
-from kroute.planning.weights.facts import Nodes, WeightFacts, traits_of
-from kroute.planning.weights.text import Weighed, weight_of
-from kroute.settings import Settings
+from kroute.planning.weight_facts import Nodes, Weighed, WeightFacts, traits_of, weight_of
 
 WEIGHTS, LOCALITY = "kroute.io/weights", "kroute.io/locality"
 """The annotations of a Service that depend on Nodes."""
@@ -188,30 +185,3 @@ _LEAST = ((False, False, False), -1)
 
 def _are_on(nodes: set[str], piece: BackendSlice) -> bool:
     return any(traits.node_name in nodes for traits in piece.traits)
-
-
-def node_problems(node: Node | None, settings: Settings) -> list[Problem]:
-    """What is wrong with the Node object of an agent's own node."""
-    if node is None:
-        return [_missing(settings.node_name)]
-    weight, refused = weight_of(node.metadata)
-    if refused:
-        message = f"{refused}: no weight; the real servers of Node {node.key.name} weigh 1. Allowed: 0 to 65535."
-        return [Problem("InvalidWeight", refused, message)]
-    if weight > 1 and settings.scheduler in HEEDLESS:
-        subject = f"weight {weight} of Node {node.key.name}"
-        message = (
-            f"{subject} has no effect on Services with the scheduler {settings.scheduler}, which is --scheduler's. "
-            f"Take one that divides connections by weight: {', '.join(BY_SHARE)}."
-        )
-        return [Problem("SchedulerIgnoresWeights", subject, message)]
-    return []
-
-
-def _missing(name: str) -> Problem:
-    subject = f"Node {name}"
-    message = (
-        f"{subject} does not exist yet: its zone and podCIDRs are not known, and its addresses are those of the "
-        "default routes' interfaces. All else is served. Check --node-name if the Node has another name."
-    )
-    return Problem("NodeNotFound", subject, message)

@@ -5,30 +5,42 @@ state and hints; it never brings in another one.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from math import prod
 from typing import NamedTuple
 
 import msgspec
 
-from kroute.base.schedulers import BY_SHARE, HEEDLESS
-from kroute.model.bounds import Steps, finish, parts
+from kroute.base.schedulers import BY_SHARE, IGNORE_WEIGHTS
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import Problem, RealServer
+from kroute.model.steps import Steps, finish, parts
 from kroute.planning.backend_slices import BackendSlice, Traits
-from kroute.planning.weights.facts import Nodes, WeightFacts
-from kroute.planning.weights.locality import Place, shares
-from kroute.planning.weights.text import Locality, ServiceWeights
-from kroute.planning.weights.whole import Exact, exactly, whole
+from kroute.planning.endpoints import Chosen
+from kroute.planning.features.step import FeatureStep, PlanInputs
+from kroute.planning.features.weights.locality import Location, shares
+from kroute.planning.features.weights.text import Locality, ServiceWeights
+from kroute.planning.features.weights.whole import Exact, exactly, whole
+from kroute.planning.weight_facts import Nodes, WeightFacts
 
 NO_FACTS = WeightFacts(Nodes())
 
-Chosen = Sequence[tuple[RealServer, Traits]]
-"""The endpoints that serve, as `kroute.planning.endpoints.choose` found them."""
+Alike = tuple[str | None, int, tuple[int, ...]]
+"""What real servers have in common that weigh the same: the name of their node, their Pod's weight, and the values of
+further sources."""
 
-Kind = tuple[str | None, int]
-"""What real servers have in common that weigh the same: the name of their node, and their Pod's weight."""
+
+class WeightSource:
+    """One more factor of the weights of a Service: what the Service asks of another feature may be one."""
+
+    __slots__ = ()
+    whose: str
+    """The words of `kroute explain` for it."""
+
+    def value(self, server: RealServer, traits: Traits) -> int:
+        """The factor of one real server."""
+        raise NotImplementedError
 
 
 class Factor(msgspec.Struct, frozen=True):
@@ -57,8 +69,8 @@ class Weight(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """`12 = pod 4 x node 3`; with ~ if it was scaled."""
-        words = [str(it) for it in self.factors]
-        product = prod(it.value for it in self.factors)
+        words = [str(factor) for factor in self.factors]
+        product = prod(factor.value for factor in self.factors)
         if self.share is not None:
             numerator, denominator = self.share
             words.append(f"locality {100 * numerator / denominator:.3g}% of this node's connections")
@@ -74,7 +86,7 @@ class _Scope(Enum):
     CLUSTER = "all that are ready"
 
 
-class Weighing(msgspec.Struct, frozen=True):
+class Weighing(msgspec.Struct, FeatureStep, frozen=True):
     """All that says what the real servers of a Service weigh on a node.
 
     Ports whose real servers are of the same kinds are weighed once: `known` is what was found for how many of each.
@@ -85,22 +97,28 @@ class Weighing(msgspec.Struct, frozen=True):
     scheduler: str
     by_service: ServiceWeights | None = None
     locality: Locality | None = None
-    known: dict[tuple[frozenset[tuple[Kind, int]], _Scope | None], dict[Kind, _Found]] = msgspec.field(
+    sources: tuple[WeightSource, ...] = ()
+    known: dict[tuple[frozenset[tuple[Alike, int]], _Scope | None], dict[Alike, _Found]] = msgspec.field(
         default_factory=dict
     )
 
     def of(self, chosen: Chosen) -> Steps[list[Weight]]:
         """The weight of each real server, in the same order."""
         kinds, found = yield from self._found(chosen)
-        weights = {kind: Weight(it.whole, self._factors(kind), it.share) for kind, it in found.items()}
+        weights = {kind: Weight(one.whole, self._factors(kind), one.share) for kind, one in found.items()}
         return [weights[kind] for kind in kinds]
 
-    def weigh(self, chosen: Chosen) -> tuple[RealServer, ...]:
-        """The real servers with their weights, in the same order."""
-        return finish(self.weighing(chosen))
+    def explain_weights(self, chosen: Chosen) -> Steps[Mapping[RealServer, str]]:
+        """As `4 = pod 4`."""
+        weights = yield from self.of(chosen)
+        return {server: str(weight) for (server, _), weight in zip(chosen, weights, strict=True)}
 
-    def weighing(self, chosen: Chosen) -> Steps[tuple[RealServer, ...]]:
-        """As `weigh`, in steps."""
+    def weighed(self, chosen: Chosen) -> tuple[RealServer, ...]:
+        """The real servers with their weights, in the same order."""
+        return finish(self.weigh(chosen, ()))
+
+    def weigh(self, chosen: Chosen, _servers: tuple[RealServer, ...]) -> Steps[tuple[RealServer, ...]]:
+        """As `weighed`, in steps."""
         kinds, found = yield from self._found(chosen)
         servers: list[RealServer] = []
         for part in parts(zip(chosen, kinds, strict=True)):
@@ -111,12 +129,19 @@ class Weighing(msgspec.Struct, frozen=True):
             yield len(part)
         return tuple(servers)
 
-    def _found(self, chosen: Chosen) -> Steps[tuple[list[Kind], dict[Kind, _Found]]]:
+    def _found(self, chosen: Chosen) -> Steps[tuple[list[Alike], dict[Alike, _Found]]]:
         """The kind of each real server, and what each kind weighs."""
-        kinds: list[Kind] = []
-        pods = self.facts.pods
+        kinds: list[Alike] = []
+        pods, sources = self.facts.pods, self.sources
         for part in parts(chosen):
-            kinds += [(traits.node_name, pods.get(server, 1)) for server, traits in part]
+            if sources:
+                others = [tuple([source.value(*each) for source in sources]) for each in part]
+            else:
+                others = [()] * len(part)
+            kinds += [
+                (traits.node_name, pods.get(server, 1), values)
+                for (server, traits), values in zip(part, others, strict=True)
+            ]
             yield len(part)
         counts = Counter(kinds)
         scope = self._scope(chosen) if self._has_places(counts) else None
@@ -126,18 +151,18 @@ class Weighing(msgspec.Struct, frozen=True):
             found = self.known[question] = yield from self._weighed(counts, scope)
         return kinds, found
 
-    def _weighed(self, counts: Mapping[Kind, int], scope: _Scope | None) -> Steps[dict[Kind, _Found]]:
-        products: dict[Kind, int] = {}
+    def _weighed(self, counts: Mapping[Alike, int], scope: _Scope | None) -> Steps[dict[Alike, _Found]]:
+        products: dict[Alike, int] = {}
         for part in parts(counts):
             products |= {kind: prod(self._values(kind)) for kind in part}
             yield 2 * len(part)
-        if scope is None and all(it == 1 for it in products.values()):
+        if scope is None and all(product == 1 for product in products.values()):
             return dict.fromkeys(counts, _Found(1))
         if scope is None or self.locality is None:
             exact = {kind: (product, 1) for kind, product in products.items()}
             total = (sum(product * counts[kind] for kind, product in products.items()), 1)
         else:
-            exact = yield from self._shares(counts, products, self._crowd(scope), self.locality)
+            exact = yield from self._shares(counts, products, self._client_nodes_by_zone(scope), self.locality)
             total = (1, 1)
         many: Counter[Exact] = Counter()
         for part in parts(exact):
@@ -146,33 +171,35 @@ class Weighing(msgspec.Struct, frozen=True):
             yield len(part)
         del many[0, 1]  # 0 stays 0
         weights = (yield from whole(many, total, self.scheduler)) if many else {}
-        return {kind: _Found(weights.get(it, 0), None if scope is None else it) for kind, it in exact.items()}
+        return {kind: _Found(weights.get(one, 0), None if scope is None else one) for kind, one in exact.items()}
 
-    def _values(self, kind: Kind) -> tuple[int, ...]:
-        """The factors of a kind's weight: pod, node, and what the Service says of the zone and the node."""
-        name, pod = kind
+    def _values(self, kind: Alike) -> tuple[int, ...]:
+        """The factors of a kind's weight: pod, node, what the Service says of the zone and the node, other sources."""
+        name, pod, others = kind
         node = self.facts.nodes.of(name)
         if self.by_service is None:
-            return pod, node.weight
-        return pod, node.weight, self.by_service.zones.get(node.zone or "", 1), self.by_service.nodes.get(name or "", 1)
+            return pod, node.weight, *others
+        zones, nodes = self.by_service.zones, self.by_service.nodes
+        return pod, node.weight, zones.get(node.zone or "", 1), nodes.get(name or "", 1), *others
 
-    def _factors(self, kind: Kind) -> tuple[Factor, ...]:
-        name, _ = kind
-        names = "pod", "node", f"zone/{self.facts.nodes.of(name).zone}", f"node/{name}"
-        return tuple([Factor(*it) for it in zip(names, self._values(kind), strict=False) if it[1] != 1])
+    def _factors(self, kind: Alike) -> tuple[Factor, ...]:
+        name = kind[0]
+        by_service = (f"zone/{self.facts.nodes.of(name).zone}", f"node/{name}") if self.by_service is not None else ()
+        names = "pod", "node", *by_service, *[source.whose for source in self.sources]
+        return tuple([Factor(*pair) for pair in zip(names, self._values(kind), strict=True) if pair[1] != 1])
 
-    def _has_places(self, kinds: Iterable[Kind]) -> bool:
+    def _has_places(self, kinds: Iterable[Alike]) -> bool:
         """Whether locality plays a part: the Service asks for it, and not all real servers are on one node."""
         if self.locality is None or self.scheduler not in BY_SHARE:
             return False
-        return len({name for name, _ in kinds}) > 1
+        return len({name for name, _, _ in kinds}) > 1
 
-    def _place(self, name: str | None, crowd: Mapping[str | None, int]) -> Place:
+    def _place(self, name: str | None, clients: Mapping[str | None, int]) -> Location:
         is_here = name == self.node.name
         traits = self.facts.nodes.of(name)
         zone = self.node.zone if is_here else traits.zone
-        others = crowd.get(zone, 0) - (zone == self.node.zone)  # this node is among its zone's
-        return Place(name, zone, has_clients=is_here or (traits.is_ready and others > 0))
+        others = clients.get(zone, 0) - (zone == self.node.zone)  # this node is among its zone's
+        return Location(name, zone, has_clients=is_here or (traits.is_ready and others > 0))
 
     def _scope(self, chosen: Chosen) -> _Scope:
         """Where hints chose the servers, others serve the clients of other zones, or of other nodes."""
@@ -180,14 +207,14 @@ class Weighing(msgspec.Struct, frozen=True):
             return _Scope.NODE
         return _Scope.ZONE if all(self.node.zone in traits.for_zones for _, traits in chosen) else _Scope.CLUSTER
 
-    def _crowd(self, scope: _Scope) -> dict[str | None, int]:
+    def _client_nodes_by_zone(self, scope: _Scope) -> dict[str | None, int]:
         """How many nodes of each zone have clients that the servers serve: of those in scope all that are ready, and
         this one."""
         node, zone = self.node.name, self.node.zone
         if scope is _Scope.NODE:
             return {zone: 1}
         known = self.facts.nodes.of(node)
-        ready = {it: count for it, count in self.facts.nodes.ready.items() if count}
+        ready = {name: count for name, count in self.facts.nodes.ready.items() if count}
         if not known.is_ready:
             ready[zone] = ready.get(zone, 0) + 1
         elif known.zone != zone:  # the facts of the node are older
@@ -196,21 +223,21 @@ class Weighing(msgspec.Struct, frozen=True):
 
     def _shares(
         self,
-        counts: Mapping[Kind, int],
-        products: Mapping[Kind, int],
-        crowd: Mapping[str | None, int],
+        counts: Mapping[Alike, int],
+        products: Mapping[Alike, int],
+        clients: Mapping[str | None, int],
         locality: Locality,
-    ) -> Steps[dict[Kind, Exact]]:
+    ) -> Steps[dict[Alike, Exact]]:
         """The share of this node's connections that each real server of a kind gets."""
-        places: dict[Kind, Place] = {}
-        sums: Counter[Place] = Counter()
+        places: dict[Alike, Location] = {}
+        sums: Counter[Location] = Counter()
         for part in parts(products.items()):
             for kind, product in part:
-                place = places[kind] = self._place(kind[0], crowd)
+                place = places[kind] = self._place(kind[0], clients)
                 sums[place] += product * counts[kind]
             yield 2 * len(part)
-        found = yield from shares(sums, self._place(self.node.name, crowd), crowd, locality)
-        each: dict[Kind, Exact] = {}
+        found = yield from shares(sums, self._place(self.node.name, clients), clients, locality)
+        each: dict[Alike, Exact] = {}
         for part in parts(products.items()):
             for kind, product in part:
                 numerator, denominator = found[places[kind]]
@@ -219,18 +246,30 @@ class Weighing(msgspec.Struct, frozen=True):
         return each
 
 
+def begin(inputs: PlanInputs) -> Weighing | None:
+    """The step of a Service whose real servers are weighed."""
+    options = inputs.options
+    sources = tuple([value for value in options.asked if isinstance(value, WeightSource)])
+    by_service, locality = options.of(ServiceWeights), options.of(Locality)
+    weighing = weighing_of(inputs.node, inputs.facts, options.scheduler, by_service, locality, sources)
+    if weighing is not None:
+        inputs.problems.extend(problems_of(weighing))
+    return weighing
+
+
 def weighing_of(
     node: NodeFacts,
     facts: WeightFacts | None,
     scheduler: str,
     by_service: ServiceWeights | None,
-    locality: Locality | None,
+    locality: Locality | None = None,
+    sources: tuple[WeightSource, ...] = (),
 ) -> Weighing | None:
     """How a Service is weighed, or None if all its servers weigh 1."""
     is_weighed = facts is not None and (facts.pods or facts.nodes.have_weights)
-    if by_service is None and locality is None and not is_weighed:
+    if by_service is None and locality is None and not sources and not is_weighed:
         return None
-    return Weighing(node, facts or NO_FACTS, scheduler, by_service, locality)
+    return Weighing(node, facts or NO_FACTS, scheduler, by_service, locality, sources)
 
 
 def are_weighed(slices: Iterable[BackendSlice], facts: WeightFacts | None) -> Steps[bool]:
@@ -258,16 +297,16 @@ def problems_of(weighing: Weighing) -> list[Problem]:
         more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
         message = f"{refused[0]}{more}: no weight; the pod weighs 1. Allowed: 0 to 65535."
         problems.append(Problem("InvalidWeight", refused[0], message))
-    if weighing.scheduler in HEEDLESS and (weighing.by_service or weighing.facts.pods):
-        problems.append(_heedless(weighing.scheduler, "ignores all weights except 0"))
+    if weighing.scheduler in IGNORE_WEIGHTS and (weighing.by_service or weighing.sources or weighing.facts.pods):
+        problems.append(_ignored(weighing.scheduler, "ignores all weights except 0"))
     elif weighing.locality is not None and weighing.scheduler not in BY_SHARE:
         problems.append(
-            _heedless(weighing.scheduler, "does not divide connections by weight, so kroute.io/locality has no effect")
+            _ignored(weighing.scheduler, "does not divide connections by weight, so kroute.io/locality has no effect")
         )
     return problems
 
 
-def _heedless(scheduler: str, what: str) -> Problem:
+def _ignored(scheduler: str, what: str) -> Problem:
     subject = f"scheduler {scheduler}"
     message = f"{subject} {what}. Choose one that divides connections by weight: {', '.join(BY_SHARE)}."
     return Problem("SchedulerIgnoresWeights", subject, message)

@@ -6,12 +6,12 @@ from unittest.mock import Mock, patch
 import pytest
 
 from kroute.kernel.ipvs.objects import SetRealServer
-from kroute.model.bounds import finish
 from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Deleted, KubernetesObject, ObjectKey, Pod
 from kroute.model.plan import NodePlan
+from kroute.model.steps import finish
 from kroute.planning.catalog import Catalog
-from kroute.planning.weights import sources
-from kroute.planning.weights.sources import PAUSE
+from kroute.planning.features.weights import sources
+from kroute.planning.features.weights.sources import PAUSE
 from tests.builders import LISTED_WITH_PODS, NODE, endpoint, endpoint_slice, facts, node, pod, service, settings
 from tests.unit.fake_node import FakeNode, new_kernel
 

@@ -1,35 +1,13 @@
-"""Bounds of what one Service may cost a node, whatever it says, and the pieces in which long work is done.
-
-How many Services there are is bounded where they are written (`ResourceQuota`). What one of them may ask for is not: a
-thousand ports and a thousand external IPs fit into 56 KiB.
-"""
+"""Long work in steps, between which the caller may do something else: a generator that yields what each step took."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from heapq import merge
 from itertools import islice
 from typing import Generic, TypeAlias, TypeVar
 
-from kroute.model.plan import Problem
-
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
-
-MOST_ADDRESSES = 1000
-"""External IPs of one Service that are looked at, and as many addresses of its load balancer."""
-
-NO_BOUND = 1 << 60
-
-MOST_RANGES = 1000
-"""Source ranges of one Service that are looked at; further ones let nobody in."""
-
-MOST_RANGE_ENTRIES = 50_000
-"""Source ranges of one Service times its ports on the load balancer's addresses: as many as its real servers may be
-(`--max-backends`) unless that is set otherwise.
-"""
-
-MOST_PROBLEMS = 20
-"""Problems of a plan; one more says how many are left out."""
 
 UNITS_A_STEP = 1000
 """Virtual servers, real servers or set entries that are planned at a time: a millisecond or two."""
@@ -45,33 +23,6 @@ def finish(steps: Steps[T]) -> T:
             next(steps)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-
-
-class Problems:
-    """The first problems of a Service, each once, and how many more there are."""
-
-    def __init__(self, known: Iterable[Problem] = (), more: int = 0) -> None:
-        self.kept: dict[Problem, None] = {}
-        self.more = more
-        for problem in known:
-            self.append(problem)
-
-    def append(self, problem: Problem) -> None:
-        if len(self.kept) < MOST_PROBLEMS or problem in self.kept:
-            self.kept[problem] = None
-        else:
-            self.more += 1
-
-    def put_first(self, problem: Problem) -> None:
-        self.kept = {problem: None, **self.kept}
-
-    def extend(self, problems: Iterable[Problem]) -> None:
-        for problem in problems:
-            self.append(problem)
-
-    def all(self) -> tuple[Problem, ...]:
-        """Those kept, and one for the rest."""
-        return (*self.kept, *([_left_out(self.more)] if self.more else []))
 
 
 def parts(items: Iterable[T]) -> Iterator[list[T]]:
@@ -134,9 +85,3 @@ class Batch(Generic[K, V, T]):
                 self._steps = None
             if meter.is_spent:
                 return False
-
-
-def _left_out(more: int) -> Problem:
-    subject = "further problems"
-    message = f"{more} {subject} are not listed. Correct those that are, and the others appear."
-    return Problem("MoreProblems", subject, message)

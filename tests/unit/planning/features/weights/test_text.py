@@ -5,19 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kroute.model.objects import WEIGHT, ObjectMeta
-from kroute.planning.annotations.options import Options
-from kroute.planning.annotations.table import apply_annotations
-from kroute.planning.weights.text import (
-    MAX_WEIGHT,
-    MOST_WEIGHTS,
-    Locality,
-    ServiceWeights,
-    Weighed,
-    read_locality,
-    read_weight,
-    read_weights,
-    weight_of,
-)
+from kroute.planning.features import apply_annotations
+from kroute.planning.features.weights.text import MOST_WEIGHTS, Locality, ServiceWeights, read_locality, read_weights
+from kroute.planning.options import Options
+from kroute.planning.weight_facts import MAX_WEIGHT, Weighed, read_weight, weight_of
 
 
 @pytest.mark.parametrize(("text", "weight"), [("0", 0), ("007", 7), ("65535", 65535)])
@@ -118,7 +109,7 @@ class TestServices:
     def test_both_are_read(self) -> None:
         annotations = {"kroute.io/weights": "zone/a=3", "kroute.io/locality": "prefer-zone"}
         options, problems = apply_annotations(Options(), annotations)
-        assert (options.weights, options.locality, problems) == (ServiceWeights({"a": 3}, {}), Locality("zone"), [])
+        assert (options.asked, problems) == ((ServiceWeights({"a": 3}, {}), Locality("zone")), [])
 
     @pytest.mark.parametrize("prefix", ["", "kube-router.io/"])
     def test_words_that_others_may_use_mean_nothing(self, prefix: str) -> None:

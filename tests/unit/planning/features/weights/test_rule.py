@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kroute.base.schedulers import BY_SHARE, SCHEDULERS
-from kroute.model.bounds import finish
 from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Endpoint, KubernetesObject, Node, ObjectKey, Pod, Service
 from kroute.model.plan import ServicePlan
+from kroute.model.steps import finish
 from kroute.planning.catalog import Catalog
 from tests.builders import LISTED_WITH_PODS, endpoint, endpoint_slice, facts, node, pod, service, settings
 

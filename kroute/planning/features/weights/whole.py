@@ -12,8 +12,8 @@ from math import gcd
 
 import msgspec
 
-from kroute.model.bounds import Steps, parts
-from kroute.planning.weights.text import MAX_WEIGHT
+from kroute.model.steps import Steps, parts
+from kroute.planning.weight_facts import MAX_WEIGHT
 
 ACCURACY = 100
 """The ratio of two whole weights may be off by one part in so many, where the numbers reach."""

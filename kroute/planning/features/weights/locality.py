@@ -17,12 +17,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kroute.model.bounds import Steps, parts
-from kroute.planning.weights.text import FULL, Locality
-from kroute.planning.weights.whole import Exact, exactly
+from kroute.model.steps import Steps, parts
+from kroute.planning.features.weights.text import FULL, Locality
+from kroute.planning.features.weights.whole import Exact, exactly
 
 
-class Place(msgspec.Struct, frozen=True):
+class Location(msgspec.Struct, frozen=True):
     """The real servers of a node that are alike. `has_clients`: whether it is one of the nodes that have clients."""
 
     node: str | None
@@ -31,8 +31,8 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def shares(
-    weights: Mapping[Place, int], here: Place, clients: Mapping[str | None, int], locality: Locality
-) -> Steps[dict[Place, Exact]]:
+    weights: Mapping[Location, int], here: Location, clients: Mapping[str | None, int], locality: Locality
+) -> Steps[dict[Location, Exact]]:
     """The share of the node `here` that the servers of each place get together; the shares add up to 1.
 
     `weights` is what the servers of a place weigh together, `clients` how many nodes of each zone have clients, `here`
@@ -51,7 +51,7 @@ def shares(
             zone.room += room.all(weight) - own
         yield 2 * len(part)
     of_node = _OfNode(room, zones, here, weights.get(here, 0))
-    found: dict[Place, Exact] = {}
+    found: dict[Location, Exact] = {}
     for part in parts(weights.items()):
         found |= {place: of_node.share(place, weight) for place, weight in part}
         yield 4 * len(part)
@@ -75,7 +75,7 @@ class _Room(msgspec.Struct, frozen=True):
         """The part of it for near clients."""
         return self.locality.spill * self.nodes * weight
 
-    def own(self, place: Place, weight: int) -> int:
+    def own(self, place: Location, weight: int) -> int:
         """The part that clients on the same node take, which is step 1."""
         return min(self.of_a_node, self.near(weight)) if self.locality.near == "node" and place.has_clients else 0
 
@@ -97,7 +97,7 @@ class _Zone(msgspec.Struct):
 class _OfNode:
     """What the node `here`, on which servers of this weight are, gives to each place."""
 
-    def __init__(self, room: _Room, zones: dict[str | None, _Zone], here: Place, weight: int) -> None:
+    def __init__(self, room: _Room, zones: dict[str | None, _Zone], here: Location, weight: int) -> None:
         self._room = room
         self._zones = zones
         self._here = here
@@ -113,7 +113,7 @@ class _OfNode:
         self._beyond = exactly(beyond[0], beyond[1] * self._all_room) if beyond[0] else (0, 1)
         """For each unit of room that a place has left at the end: what step 3 gives to the place."""
 
-    def share(self, place: Place, weight: int) -> Exact:
+    def share(self, place: Location, weight: int) -> Exact:
         """The share of a place, whose servers have this weight together."""
         own = self._room.own(place, weight)
         near, left = self._room.near(weight) - own, self._room.all(weight) - own

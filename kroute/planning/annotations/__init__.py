@@ -1,1 +1,0 @@
-"""What the annotations of a Service say about how it is served."""

@@ -1,1 +1,0 @@
-"""Parts of the plan of a Service that few Services have."""
