@@ -66,16 +66,16 @@ async def of_frontend(catalog: Catalog, broadcaster: Broadcaster, key: VirtualSe
     """The planned state of an address and port."""
     holder = catalog.holder_of(key)
     view = await in_turns(catalog.explaining(holder)) if holder is not None else None
-    services = broadcaster.services
-    plan = services.get(holder) if holder is not None else None
-    concerned = [it for it in services.values() if any(vip.address == key.address for vip in it.vips)]
-    plans: list[Plan | None] = [plan, broadcaster.node, *(it for it in concerned if it is not plan)]
+    plan = broadcaster.services.get(holder) if holder is not None else None
+    services = broadcaster.services.values()
+    sharing = [(other, vip) for other in services for vip in other.vips if vip.address == key.address]
+    plans: list[Plan | None] = [plan, broadcaster.node, *(other for other, _ in sharing if other is not plan)]
     return _planned_state(
         catalog,
         plan,
         view,
-        _entries(it for it in plans if it is not None),
-        [vip for it in concerned for vip in it.vips if vip.address == key.address],
+        _entries(each for each in plans if each is not None),
+        [vip for _, vip in sharing],
     )
 
 
@@ -93,7 +93,7 @@ def _planned_state(
         list(plan.virtual_servers) if plan else [],
         vips if vips is not None else list(plan.vips if plan else ()),
         entries,
-        [f"{it.reason}: {it.message}" for it in plan.problems] if plan else [],
+        [f"{problem.reason}: {problem.message}" for problem in plan.problems] if plan else [],
         list(plan.direct_vips) if plan else [],
     )
 

@@ -151,7 +151,9 @@ def recording(kernel: NodeKernel, recorder: Recorder) -> NodeKernel:
         routes=made(RecordingRoutes, kernel.routes),
         ipset=made(RecordingIpset, kernel.ipset),
         conntrack=made(NoConntrack, kernel.conntrack),
-        xtables={family: made(RecordingXtables, it, _FAMILY_NAMES[family]) for family, it in kernel.xtables.items()},
+        xtables={
+            family: made(RecordingXtables, tables, _FAMILY_NAMES[family]) for family, tables in kernel.xtables.items()
+        },
         nftables=made(RecordingNftables, kernel.nftables),
         sysctls=made(RecordingSysctls, kernel.sysctls),
         tunnels=made(RecordingTunnels, kernel.tunnels),

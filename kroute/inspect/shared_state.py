@@ -43,7 +43,7 @@ class SharedState(msgspec.Struct):
 
 async def shared_state(catalog: Catalog, plans: Mapping[ObjectKey, ServicePlan]) -> SharedState:
     """What this node plans and every other node should. Other tasks run in between."""
-    return SharedState(sorted([it async for it in _servers(catalog, plans.values())]))
+    return SharedState(sorted([server async for server in _servers(catalog, plans.values())]))
 
 
 async def digest(state: SharedState) -> str:
@@ -68,7 +68,7 @@ async def _servers(catalog: Catalog, plans: Collection[ServicePlan]) -> AsyncIte
             service, slices = catalog.objects(plan.key)
             if service is None:
                 continue
-            is_chosen_here = _local_choice(service, plan, hinted=any(it.has_hints for it in slices))
+            is_chosen_here = _local_choice(service, plan, hinted=any(endpoints.has_hints for endpoints in slices))
             for server in plan.virtual_servers:
                 if server.key.address not in catalog.node.own:
                     yield _shared(plan, server, chosen_here=is_chosen_here(server.key))

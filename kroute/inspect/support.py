@@ -50,8 +50,8 @@ def without_unread(service: Service) -> Service:
 
 def _service(catalog: Catalog, key: ObjectKey) -> bytes:
     service, slices = catalog.objects(key)
-    told = without_unread(service) if service is not None else None
-    return msgspec.json.encode({"service": told, "slices": [it.name for it in slices]})
+    shown = without_unread(service) if service is not None else None
+    return msgspec.json.encode({"service": shown, "slices": [endpoints.name for endpoints in slices]})
 
 
 async def _lines(items: list[T], encode: Callable[[T], bytes]) -> bytes:

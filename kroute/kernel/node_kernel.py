@@ -118,7 +118,7 @@ async def open_kernel(
             xtables=xtables,
             nftables=nftables or cast(NftablesClient, _Closed("nftables")),
             sysctls=Sysctls(proc_sys),
-            tunnels=cast(TunnelClient, _Tunnels(proc_sys)),
+            tunnels=cast(TunnelClient, _TunnelsOnDemand(proc_sys)),
             version=kernel_version(),
             monitor=partial(Monitor, own=own),
             nft=nft,
@@ -136,7 +136,7 @@ class _Closed:
         raise KernelError(f"the kernel client {self._name} is not open")
 
 
-class _Tunnels:
+class _TunnelsOnDemand:
     """The client of direct return, which most nodes never use: it is loaded when it is asked for something."""
 
     def __init__(self, proc_sys: Path) -> None:

@@ -71,7 +71,7 @@ class EventText(msgspec.Struct, frozen=True):
     note: str
 
 
-class _Series(msgspec.Struct):
+class _EventSeries(msgspec.Struct):
     """An Event: how often it has occurred, and how much of that is written."""
 
     key: EventKey
@@ -99,8 +99,8 @@ class EventWriter:
         self._instance = _cut(instance, INSTANCE_LIMIT)
         self._requests = requests
         self._clock = clock
-        self._kept: OrderedDict[EventKey, _Series] = OrderedDict()
-        self._waiting: asyncio.Queue[_Series] = asyncio.Queue(QUEUE_LIMIT)
+        self._kept: OrderedDict[EventKey, _EventSeries] = OrderedDict()
+        self._waiting: asyncio.Queue[_EventSeries] = asyncio.Queue(QUEUE_LIMIT)
         self._is_dropping = False
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class EventWriter:
         if self.count(key):
             return
         moment, now = datetime.now(UTC), self._clock()
-        series = _Series(key, text, moment, moment, now, now)
+        series = _EventSeries(key, text, moment, moment, now, now)
         self._kept[key] = series
         if len(self._kept) > MOST_SERIES:
             self._kept.popitem(last=False)
@@ -155,7 +155,7 @@ class EventWriter:
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
             self.refresh()
 
-    def _let_wait(self, series: _Series) -> None:
+    def _let_wait(self, series: _EventSeries) -> None:
         if series.waits:
             return
         try:
@@ -168,7 +168,7 @@ class EventWriter:
                 log.warning("event.dropped", about=str(series.key.subject), reason=reason, waiting=QUEUE_LIMIT)
             self._is_dropping = True
 
-    async def _write(self, series: _Series) -> None:
+    async def _write(self, series: _EventSeries) -> None:
         """Create the Event, or write its count. What the API refuses is logged and forgotten."""
         series.tried_at = self._clock()
         count = series.count
@@ -182,7 +182,7 @@ class EventWriter:
             return
         series.written = count
 
-    async def _patch(self, series: _Series) -> bool:
+    async def _patch(self, series: _EventSeries) -> bool:
         """Write the count. Returns False if the Event is not there any more."""
         try:
             await self._requests.patch(f"{_collection(series.key.subject)}/{series.name}", _count_of(series))
@@ -192,7 +192,7 @@ class EventWriter:
             raise
         return True
 
-    async def _create(self, series: _Series) -> str:
+    async def _create(self, series: _EventSeries) -> str:
         """Create the Event. Returns its name."""
         collection = _collection(series.key.subject)
         for attempt in range(1, _NAMES_TRIED + 1):
@@ -206,7 +206,7 @@ class EventWriter:
             break
         return name
 
-    def _event(self, series: _Series, name: str) -> dict[str, Any]:
+    def _event(self, series: _EventSeries, name: str) -> dict[str, Any]:
         subject, text = series.key.subject, series.text
         return {
             "apiVersion": "events.k8s.io/v1",
@@ -231,7 +231,7 @@ def event_name(subject: str, nanoseconds: int) -> str:
     return name if len(name) <= NAME_LIMIT and _SUBDOMAIN.fullmatch(name) else str(uuid.uuid4())
 
 
-def _count_of(series: _Series) -> dict[str, Any]:
+def _count_of(series: _EventSeries) -> dict[str, Any]:
     return {"series": {"count": series.count, "lastObservedTime": _micro_time(series.last)}}
 
 

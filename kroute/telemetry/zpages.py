@@ -30,14 +30,14 @@ _GROUP, _VERSION = "config.k8s.io", "v1beta1"
 _HEAD = "\nkroute {}\nWarning: for people who debug; its form may change, and no program should read it.\n\n"
 
 
-class Page(NamedTuple):
+class DebugPage(NamedTuple):
     """The body of a page, and the header Content-Type."""
 
     body: bytes
     content_type: str
 
 
-def page(path: str, accept: str, settings: Settings) -> Page | None:
+def page(path: str, accept: str, settings: Settings) -> DebugPage | None:
     """A page of KINDS for a client with this header Accept ("" without one); None if it takes neither form.
 
     The first form in the header that exists is given. JSON exists only for a client that names the group, the version
@@ -48,12 +48,12 @@ def page(path: str, accept: str, settings: Settings) -> Page | None:
     for media, parameters in _media_types(accept or "text/plain"):
         if media in {"*/*", "text/*", "text/plain"}:
             text = _flagz(settings) if path == "/flagz" else _statusz()
-            return Page(text.encode(), "text/plain; charset=utf-8")
+            return DebugPage(text.encode(), "text/plain; charset=utf-8")
         if media == "application/json" and structured.items() <= parameters.items():
             about: dict[str, object] = {"flags": _flags(settings)} if path == "/flagz" else _status()
             head = {"kind": kind, "apiVersion": f"{_GROUP}/{_VERSION}", "metadata": {"name": "kroute"}}
             given = "".join(f";{name}={value}" for name, value in structured.items())
-            return Page(msgspec.json.encode(head | about), f"application/json{given}")
+            return DebugPage(msgspec.json.encode(head | about), f"application/json{given}")
     return None
 
 
@@ -66,8 +66,8 @@ def _media_types(accept: str) -> list[tuple[str, Mapping[str, str]]]:
     """The media types of a header Accept, each with its parameters."""
     found: list[tuple[str, Mapping[str, str]]] = []
     for one in accept.split(","):
-        media, *parameters = (it.strip() for it in one.split(";"))
-        pairs = (it.partition("=") for it in parameters)
+        media, *parameters = (part.strip() for part in one.split(";"))
+        pairs = (parameter.partition("=") for parameter in parameters)
         found.append((media.lower(), {name.strip(): value.strip() for name, _, value in pairs}))
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kroute.cli.fleet.answers import OTHER_VERSION
+from kroute.cli.fleet.agents import OTHER_VERSION
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTED = re.findall(r"`([^`]+)`", (ROOT / "docs" / "command-line.md").read_text().partition("## Messages")[2])

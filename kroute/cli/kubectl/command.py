@@ -11,8 +11,7 @@ import click
 from click.shell_completion import ShellComplete
 
 from kroute import __version__
-from kroute.cli.fleet.agents import NAMESPACE, AgentPod, find
-from kroute.cli.fleet.answers import ask_all_status, run
+from kroute.cli.fleet.agents import NAMESPACE, AgentPod, ask_all_status, find, run
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
 from kroute.cli.fleet.survey import Survey, survey
 from kroute.cli.kubectl import printing

@@ -7,10 +7,9 @@ import click
 import msgspec
 
 from kroute import __version__
-from kroute.cli.fleet.answers import NodeStatus, decoded
-from kroute.cli.fleet.comparison import usual
+from kroute.cli.fleet.agents import AgentAnswer, decoded
 from kroute.cli.fleet.kubectl import KubectlError, Output
-from kroute.cli.fleet.survey import Survey
+from kroute.cli.fleet.survey import Survey, usual
 from kroute.cli.status import print_problem
 from kroute.cli.terminal.screen import Screen, Table
 from kroute.inspect.status import Status, StatusProblem
@@ -89,7 +88,7 @@ class FleetVersions(Document):
         return [self.client, *self.agents]
 
 
-def versions(nodes: Sequence[NodeStatus]) -> FleetVersions:
+def versions(nodes: Sequence[AgentAnswer]) -> FleetVersions:
     """The versions of these nodes' agents, the most frequent first."""
     found: dict[str, list[str]] = {}
     unanswered = {it.node: it.error or "no agent answers" for it in nodes if not (it.status and it.status.version)}

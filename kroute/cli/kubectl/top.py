@@ -6,8 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from kroute.cli.fleet.agents import AgentPod
-from kroute.cli.fleet.answers import OTHER_VERSION, run
+from kroute.cli.fleet.agents import OTHER_VERSION, AgentPod, run
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError
 from kroute.cli.show.live import ORDER, ORDERS, RateList, RateRow, rate_cells
 from kroute.cli.terminal.screen import Screen, Table
