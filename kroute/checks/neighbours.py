@@ -68,11 +68,15 @@ async def check_host_firewall(
     `overrules`: whether kroute's firewall backend accepts in the tables of iptables what these would drop.
     `reads_legacy`: whether this process may read legacy tables, which takes CAP_NET_RAW.
     """
-    hidden = [it for it in VARIANTS if it.name == "legacy" and not reads_legacy and tools.may_be_in_use(it, _TABLE)]
-    read = [it for it in VARIANTS if it not in hidden]
+    hidden = [
+        variant
+        for variant in VARIANTS
+        if variant.name == "legacy" and not reads_legacy and tools.may_be_in_use(variant, _TABLE)
+    ]
+    read = [variant for variant in VARIANTS if variant not in hidden]
     tables = [(variant, await _filter_table(tools, variant, nft_chains)) for variant in read]
     seen = {_nft_family(variant) for variant, table in tables if variant.name == "nft" and table is not None}
-    unseen = [it for it in nft_chains if it.table != _TABLE or it.family not in seen]
+    unseen = [chain for chain in nft_chains if chain.table != _TABLE or chain.family not in seen]
     forward, others = list(_gates(tables, "FORWARD")), list(_base_chains(unseen, "forward"))
     incoming = [*_gates(tables, "INPUT"), *_base_chains(unseen, "input")]
     found = [_not_forwarded(gate) for gate in others]
@@ -83,18 +87,18 @@ async def check_host_firewall(
             for gate in _gates([(variant, table)], "FORWARD")
             if table is not None and not accepts_established(table, "FORWARD")
         ]
-    found += [_unread(it) for it in hidden]
+    found += [_unread(variant) for variant in hidden]
     if not found:
         passing = f", though {_listed(forward)}" if forward else ""
-        who = "kroute has the answers of pods forwarded" if overrules else "nothing drops the answers of pods"
-        found.append(ok(FIREWALL, f"{who}{passing}"))
+        why = "kroute has the answers of pods forwarded" if overrules else "nothing drops the answers of pods"
+        found.append(ok(FIREWALL, f"{why}{passing}"))
     return [*found, _decides(incoming)] if incoming else found
 
 
 async def _filter_table(tools: Tools, variant: Variant, nft_chains: Iterable[NftChain]) -> SavedTable | None:
     """The filter table; None if there is none, or no tool that shows it."""
     wanted = (_nft_family(variant), _TABLE)
-    if variant.name == "nft" and not any((it.family, it.table) == wanted for it in nft_chains):
+    if variant.name == "nft" and not any((chain.family, chain.table) == wanted for chain in nft_chains):
         return None
     return next(iter(parse_saved(await tools.save(variant, _TABLE) or "")), None)
 
@@ -111,9 +115,9 @@ def _gates(tables: Iterable[tuple[Variant, SavedTable | None]], chain: str) -> I
 
 def _base_chains(chains: Iterable[NftChain], hook: str) -> Iterator[Gate]:
     """Chains that no iptables tool shows. Their rules are not read."""
-    for it in chains:
-        if it.family in {"ip", "ip6", "inet"} and it.hook == hook and it.drops:
-            yield Gate(f"nft chain {it.family} {it.table} {it.name}", "policy drop")
+    for chain in chains:
+        if chain.family in {"ip", "ip6", "inet"} and chain.hook == hook and chain.drops:
+            yield Gate(f"nft chain {chain.family} {chain.table} {chain.name}", "policy drop")
 
 
 def _refusal(table: SavedTable, chain: str) -> str:
@@ -173,7 +177,7 @@ def accepts_established(table: SavedTable, chain: str, seen: frozenset[str] = fr
     A rule before it that refuses is not looked for: it is meant.
     """
     for rule in table.rules_of(chain):
-        conditions = [it for it in _conditions(rule) if it not in _STATE_MATCH]
+        conditions = [condition for condition in _conditions(rule) if condition not in _STATE_MATCH]
         if not conditions and rule.target == "ACCEPT" and "ESTABLISHED" in " ".join(rule.words):
             return True
         is_met_by_all = not _conditions(rule) and rule.target in table.chains and rule.target not in seen
@@ -236,15 +240,19 @@ async def uses_of_marks(
 
     `reads_legacy`: as in `check_host_firewall`. Raises KernelError.
     """
-    found = [Use(str(it), it.mark, it.mask) for it in policy_rules if it.mark is not None and it.table != STEERING]
+    found = [
+        Use(str(rule), rule.mark, rule.mask)
+        for rule in policy_rules
+        if rule.mark is not None and rule.table != STEERING
+    ]
     if reads_legacy:
-        found += [it async for it in _legacy(tools)]
+        found += [use async for use in _legacy(tools)]
     numbers = {name: number for number, name in FAMILIES.items() if name in _OF_PACKETS}
     for family, name in tables:
         if family in numbers and name != TABLE:
             read = await nftables.rules(Table(numbers[family], name), lambda _, rule: list(_of_nft(rule)) or None)
             for uses in read[2] if read is not None else ():
-                found += [it._replace(place=f"chain {it.place} of nft table {family} {name}") for it in uses]
+                found += [use._replace(place=f"chain {use.place} of nft table {family} {name}") for use in uses]
     return found
 
 
@@ -255,9 +263,9 @@ def check_marks(settings: Settings, uses: Sequence[Use]) -> list[Finding]:
         marks["--direct-return-mark"] = settings.direct_return_mark
     found = []
     for option, mark in marks.items():
-        places = [it.place for it in uses if it.concerns(mark)]
+        places = [use.place for use in uses if use.concerns(mark)]
         if option == "--masquerade-mark":
-            places = [it for it in places if not any(f"chain {prefix}" in it for prefix in SAME_MEANING)]
+            places = [place for place in places if not any(f"chain {prefix}" in place for prefix in SAME_MEANING)]
         places = list(dict.fromkeys(places))
         if places:
             more = f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
@@ -268,7 +276,7 @@ def check_marks(settings: Settings, uses: Sequence[Use]) -> list[Finding]:
                     f"choose another bit with {option}; docs/neighbours.md has those that are in use",
                 )
             )
-    return found or [ok(MARKS, f"no other program here uses {' or '.join(f'{it:#x}' for it in marks.values())}")]
+    return found or [ok(MARKS, f"no other program here uses {' or '.join(f'{mark:#x}' for mark in marks.values())}")]
 
 
 async def _legacy(tools: Tools) -> AsyncIterator[Use]:
@@ -372,8 +380,8 @@ class CalicoTraces(NamedTuple):
 async def calico_traces(kernel: NodeKernel, nft_chains: Iterable[NftChain]) -> CalicoTraces:
     """Look for Calico's links and chains, in legacy tables and among those of nf_tables. Reads only."""
     chains = {name for xtables in kernel.xtables.values() for name in await xtables.chains("filter")}
-    for it in nft_chains:
-        chains.add(it.name.removeprefix(NFT_PREFIX) if it.table == NFT_TABLE else it.name)
+    for chain in nft_chains:
+        chains.add(chain.name.removeprefix(NFT_PREFIX) if chain.table == NFT_TABLE else chain.name)
     links = {name for name in await kernel.links.names() if name.startswith(WORKLOAD_LINKS) or name == BPF_LINK}
     return CalicoTraces(links, CHAIN in chains, FORWARD_CHECK in chains)
 

@@ -208,13 +208,15 @@ class ProxyTraces:
         generation = await self._nftables.foreign_generation()
         if generation != self._generation:
             chains = await self._nftables.chains()
-            tables = {it.table for it in chains}
+            tables = {chain.table for chain in chains}
             by_table = {proxy.name for proxy in OTHER_PROXIES.values() if proxy.nft_table in tables}
-            self._by_nftables = _proxies_with({it.name for it in chains}) | by_table
+            self._by_nftables = _proxies_with({chain.name for chain in chains}) | by_table
             self._generation = generation
 
     async def _read_legacy(self) -> None:
-        tables = [(it.number, name) for it in Family for name in legacy_tables(it.number) or () if name in TABLES]
+        tables = [
+            (family.number, name) for family in Family for name in legacy_tables(family.number) or () if name in TABLES
+        ]
         if not tables:
             return
         from kroute.kernel.iptables.table_digest import legacy_chains, legacy_outline  # noqa: PLC0415 (loads ctypes)
@@ -257,9 +259,13 @@ async def leftovers(kernel: NodeKernel, nft_chains: Sequence[NftChain], our_link
         if sets := sorted(proxy.sets & set_names):
             what.append(f"set {sets[0]}" + (f" and {len(sets) - 1} more" if len(sets) > 1 else ""))
         what += [f"{family} chain {name}" for family, names in chains.items() for name in _recognised(proxy, names)]
-        what += [f"nft chain {it.family} {it.table} {it.name}" for it in nft_chains if proxy.is_recognised_by(it.name)]
-        what += [f"nft table {it.family} {it.table}" for it in nft_chains if it.table == proxy.nft_table]
-        found += [Trace(proxy.name, it) for it in what]
+        what += [
+            f"nft chain {chain.family} {chain.table} {chain.name}"
+            for chain in nft_chains
+            if proxy.is_recognised_by(chain.name)
+        ]
+        what += [f"nft table {chain.family} {chain.table}" for chain in nft_chains if chain.table == proxy.nft_table]
+        found += [Trace(proxy.name, trace) for trace in what]
     return list(dict.fromkeys(found))
 
 

@@ -39,7 +39,7 @@ DIRECTOR = Required(
 
 
 def of_firewall(name: str) -> Required:
-    """What the firewall backend of this name needs besides."""
+    """What the firewall backend of this name needs in addition."""
     chosen = backend.BACKENDS[name]
     return Required(chosen.capabilities, chosen.modules)
 
@@ -67,7 +67,7 @@ async def missing_for_undoing(settings: Settings) -> list[str]:
     if not missing:
         for name in await backend.present(settings):
             missing += await firewall_findings(name)
-    return [str(it) for it in missing]
+    return [str(finding) for finding in missing]
 
 
 async def firewall_findings(name: str) -> list[Finding]:

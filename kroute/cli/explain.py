@@ -98,8 +98,8 @@ async def _explain(settings: Settings, target: Target, client: str | None) -> Ex
 async def _keys_at(settings: Settings, ports: AddressPorts) -> list[VirtualServerKey]:
     """The virtual servers at an address, as the agent plans them, or without an agent those of the kernel."""
     shown = await ask_or_read(settings.state_dir)
-    keys = [VirtualServerKey(Protocol[it.protocol], it.address, it.port) for it in shown.virtual_servers]
-    return [it for it in keys if it.address == ports.address and ports.protocol in {None, it.protocol}]
+    keys = [VirtualServerKey(Protocol[row.protocol], row.address, row.port) for row in shown.virtual_servers]
+    return [key for key in keys if key.address == ports.address and ports.protocol in {None, key.protocol}]
 
 
 async def _keys_of(settings: Settings, ports: ServicePorts) -> list[VirtualServerKey]:
@@ -109,7 +109,7 @@ async def _keys_of(settings: Settings, ports: ServicePorts) -> list[VirtualServe
     with refusing(agent_socket.AgentUnreachableError, code=NO_AGENT, hint=hint):
         known = await agent_socket.ask_for(settings.state_dir, question, planned_state.decode)
     frontends = known.view.frontends if known is not None and known.view is not None else []
-    return [it.key for it in frontends if is_meant(it, ports)]
+    return [frontend.key for frontend in frontends if is_meant(frontend, ports)]
 
 
 def is_meant(frontend: FrontendView, ports: ServicePorts) -> bool:
@@ -146,7 +146,7 @@ async def _ask(settings: Settings, key: VirtualServerKey) -> PlannedState | None
 
 def print_explanations(found: ExplanationList, screen: Screen) -> None:
     """Print each explanation, with an empty line between two."""
-    if any(it.source == "kernel" for it in found.items):
+    if any(explanation.source == "kernel" for explanation in found.items):
         screen.line("No agent answers on this node: this is what the kernel has, by the settings given here.", err=True)
     for number, each in enumerate(found.items):
         if number:
@@ -171,7 +171,7 @@ def _print_explanation(found: Explanation, screen: Screen) -> None:
 
 def _print_verdicts(found: Explanation, screen: Screen) -> None:
     """Print what becomes of each client, and below it which source the real servers see."""
-    names = [_client(it.client) for it in found.verdicts]
+    names = [_client(verdict.client) for verdict in found.verdicts]
     width = max(map(len, names), default=0) + 2
     for name, verdict in zip(names, found.verdicts, strict=True):
         fate = verdict.fate.value
@@ -215,7 +215,7 @@ def _real_servers(found: Explanation) -> Iterator[tuple[str, str]]:
     yield "IPVS", f"virtual server, scheduler {found.scheduler}{why}" if found.scheduler else "no virtual server"
     if found.frontend is not None and found.frontend.forwarding:
         yield "", f"packets go on {found.frontend.forwarding}"
-    present = {(it.address, it.port): it for it in found.real_servers}
+    present = {(server.address, server.port): server for server in found.real_servers}
     for endpoint in found.frontend.endpoints if found.frontend else ():
         server = present.pop((endpoint.address, endpoint.port), None)
         kernel = f", weight {server.weight}, {server.active} active connections" if server else ""

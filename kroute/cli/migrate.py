@@ -113,7 +113,7 @@ def migrate(
         show(
             _prepared(settings, lambda: look_back(proxy, settings)),
             output,
-            lambda it, screen: print_hand_over(proxy, settings, it, screen),
+            lambda plan, screen: print_hand_over(proxy, settings, plan, screen),
         )
         return DONE
 

@@ -77,7 +77,7 @@ def waiting_for(found: Status) -> str:
     """What keeps the node from being ready with everything in the kernel, as a clause; empty if nothing does."""
     if found.state is State.NO_AGENT:
         return "no agent answers"
-    serious = next((it for it in found.problems if it.severity is Severity.FAIL), None)
+    serious = next((problem for problem in found.problems if problem.severity is Severity.FAIL), None)
     if serious is not None:
         return f"{serious.message}: {serious.next_step}"
     if found.state is State.WAITING:
@@ -132,7 +132,7 @@ async def _without_agent(why: str) -> Status:
         async with Ipvs() as ipvs:
             table = await ipvs.read()
         real = [each for state in table.values() for each in state.real_servers.values()]
-        connections, inactive = sum(it.active for it in real), sum(it.inactive for it in real)
+        connections, inactive = sum(server.active for server in real), sum(server.inactive for server in real)
         served = Served(0, len(table), len(real), connections=connections, inactive=inactive)
     except KernelError as error:
         step = AS_ROOT if lacks_privileges(error) else "`kroute check` says what this node lacks"
@@ -175,16 +175,16 @@ def _what(found: Status) -> str:
 
 
 def print_head(found: Status, screen: Screen) -> None:
-    """Print who this is, and whether all is right, in one line."""
+    """Print the name of the agent, and whether all is right, in one line."""
     if found.state is State.NO_AGENT:
         screen.line("no agent answers: the kernel serves what the last one has left", fg="red", bold=True)
         return
-    who = f"kroute {found.version} on {found.node}" + (f", {found.election} director" if found.election else "")
-    serious = any(it.severity is Severity.FAIL for it in found.problems)
+    name = f"kroute {found.version} on {found.node}" + (f", {found.election} director" if found.election else "")
+    serious = any(problem.severity is Severity.FAIL for problem in found.problems)
     colour = "red" if serious else "yellow" if found.problems or not found.is_settled else "green"
     count = f"{found.problems_total} problem{'s' if found.problems_total > 1 else ''}"
     verdict = count if found.problems else "all right"
-    screen.line(f"{who}: {found.state.value}, {verdict}", fg=colour, bold=True)
+    screen.line(f"{name}: {found.state.value}, {verdict}", fg=colour, bold=True)
 
 
 def _print_problems(found: Status, screen: Screen) -> None:

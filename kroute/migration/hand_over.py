@@ -178,11 +178,17 @@ async def _with_the_kernels_routes(link: str) -> str:
     """
     async with Addresses() as addresses, Routes() as routes:
         bound = sorted(await addresses.read(link))
-        again = [it for each in bound for it in (UnbindAddress(each), BindAddress(each, keep_kernel_route=True))]
-        failures = [str(it) for it in await addresses.write(link, again)]
+        again = [
+            change
+            for address in bound
+            for change in (UnbindAddress(address), BindAddress(address, keep_kernel_route=True))
+        ]
+        failures = [str(failure) for failure in await addresses.write(link, again)]
         ours = {address: ours_among(address, found) for address, found in (await routes.read(link)).items()}
-        deletions = [DeleteLocalRoute(address, source) for address, it in ours.items() if it for source in it.sources]
-        failures += [str(it) for it in await routes.write(link, deletions)]
+        deletions = [
+            DeleteLocalRoute(address, source) for address, route in ours.items() if route for source in route.sources
+        ]
+        failures += [str(failure) for failure in await routes.write(link, deletions)]
     if failures:
         raise KernelError(f"{failures[0]} (on {link}); run this again")
     return f"give {len(bound)} addresses on {link} the kernel's own routes"

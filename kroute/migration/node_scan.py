@@ -38,15 +38,15 @@ async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
             of_node = await addresses.of_node()
         return NodeScan(
             tables={variant: found.tables for variant, found in rules.items()},
-            unread=tuple(f"{variant} {table}".strip() for variant, it in rules.items() for table in it.unread),
+            unread=tuple(f"{variant} {table}".strip() for variant, found in rules.items() for table in found.unread),
             fixed=frozenset(variant for variant, found in rules.items() if found.are_fixed),
             sets=await _read_sets(proxy.sets),
             virtual_servers={
-                key: {address for address, _ in it.real_servers} for key, it in (await ipvs.read()).items()
+                key: {address for address, _ in server.real_servers} for key, server in (await ipvs.read()).items()
             },
             marks=tuple(await marks.read()),
-            link_addresses={it.address for it in of_node if it.interface == proxy.link} if has_link else None,
-            elsewhere={it.address for it in of_node if it.interface != proxy.link},
+            link_addresses={each.address for each in of_node if each.interface == proxy.link} if has_link else None,
+            elsewhere={each.address for each in of_node if each.interface != proxy.link},
             policy_rules=tuple(await routing.rules()),
             table_routes=tuple(await routing.routes({DSR_TABLE, EXTERNAL_IP_TABLE})),
             sysctls={name: Sysctls().read(name) for name in proxy.sysctls},

@@ -61,7 +61,7 @@ class Index(Document, kw_only=True):
 
     def names(self) -> list[str]:
         """The parts that were collected."""
-        return [it.name for it in self.parts if not it.reason]
+        return [part.name for part in self.parts if not part.reason]
 
 
 async def collect(

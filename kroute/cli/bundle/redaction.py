@@ -60,7 +60,7 @@ class Redaction:
     """Removes `values`, and what looks like a secret. `count` says how many places were changed."""
 
     def __init__(self, values: Iterable[str]) -> None:
-        known = {it for value in values for it in (value, _escaped(value)) if len(it) >= SHORTEST}
+        known = {text for value in values for text in (value, _escaped(value)) if len(text) >= SHORTEST}
         self._known = sorted(known, key=len, reverse=True)
         self.count = 0
         self._searched = 0
@@ -221,7 +221,7 @@ def secrets_of(settings: Settings, environment: Mapping[str, str] = os.environ) 
         found.update(_lines_of(SERVICE_ACCOUNT / name))
     if settings.kubeconfig is not None:
         found.update(_of_kubeconfig(settings.kubeconfig))
-    return {it for it in found if len(it) >= SHORTEST}
+    return {value for value in found if len(value) >= SHORTEST}
 
 
 def _is_secret(variable: str) -> bool:

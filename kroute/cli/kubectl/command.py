@@ -57,7 +57,7 @@ def complete_target(context: click.Context, _parameter: click.Parameter, incompl
     """The Services that begin so, as the first agent that can be asked knows them."""
 
     async def services(kubectl: Kubectl, pods: Sequence[AgentPod]) -> list[str]:
-        for pod in [it for it in pods if not it.trouble][:1]:
+        for pod in [pod for pod in pods if not pod.trouble][:1]:
             return (await run(kubectl, pod, ("show", "services", "-o", "name"))).out.decode().split()
         return []
 
@@ -74,7 +74,7 @@ def _ask(
         return await act(kubectl, await find(kubectl, context.params.get("namespace") or NAMESPACE))
 
     try:
-        return [printable(it) for it in asyncio.run(ask()) if it.startswith(incomplete)]
+        return [printable(word) for word in asyncio.run(ask()) if word.startswith(incomplete)]
     except (KubectlError, UnicodeDecodeError):
         return []
 
@@ -330,7 +330,7 @@ async def _status(kubectl: Kubectl, pods: Sequence[AgentPod], how: str) -> int:
 
 def exit_code(found: Survey) -> int:
     """DONE if every node answers, has no problem, and differs from no other."""
-    healthy = all(it.status is not None and not it.status.problems_total for it in found.nodes)
+    healthy = all(node.status is not None and not node.status.problems_total for node in found.nodes)
     return DONE if healthy and not found.differences else FAILURE
 
 
@@ -349,12 +349,12 @@ async def _run(kubectl: Kubectl, pods: Sequence[AgentPod], words: Sequence[str],
 
 def code_of(answers: Sequence[printing.Answer]) -> int:
     """The exit code of a command that every node has run: the nodes' own, FAILURE if they disagree about it."""
-    if any(it.error for it in answers):
+    if any(answer.error for answer in answers):
         return FAILURE
-    codes = {it.exit_code for it in answers}
+    codes = {answer.exit_code for answer in answers}
     if codes == {DONE, DIFFERENT}:
         return DIFFERENT
-    if len(codes) > 1 or (codes == {DONE} and any(it.differences for it in answers)):
+    if len(codes) > 1 or (codes == {DONE} and any(answer.differences for answer in answers)):
         return FAILURE
     return codes.pop()
 

@@ -46,7 +46,9 @@ class Fleet(Document):
     def names(self) -> list[str]:
         """The nodes that do not answer, have problems, or differ."""
         return [
-            it.node for it in self.items if it.status is None or it.status.problems_total or it.differences or it.error
+            node.node
+            for node in self.items
+            if node.status is None or node.status.problems_total or node.differences or node.error
         ]
 
 
@@ -70,7 +72,7 @@ class Answers(Document):
 
     def names(self) -> list[str]:
         """Every node that was asked."""
-        return [it.node for it in self.items]
+        return [answer.node for answer in self.items]
 
 
 class FleetVersions(Document):
@@ -91,11 +93,13 @@ class FleetVersions(Document):
 def versions(nodes: Sequence[AgentAnswer]) -> FleetVersions:
     """The versions of these nodes' agents, the most frequent first."""
     found: dict[str, list[str]] = {}
-    unanswered = {it.node: it.error or "no agent answers" for it in nodes if not (it.status and it.status.version)}
+    unanswered = {
+        node.node: node.error or "no agent answers" for node in nodes if not (node.status and node.status.version)
+    }
     for each in nodes:
         if each.status is not None and each.status.version:
             found.setdefault(each.status.version, []).append(each.node)
-    agents = dict(sorted(found.items(), key=lambda it: (-len(it[1]), it[0])))
+    agents = dict(sorted(found.items(), key=lambda entry: (-len(entry[1]), entry[0])))
     return FleetVersions(__version__, agents, unanswered)
 
 
@@ -113,8 +117,8 @@ def print_versions(found: FleetVersions, screen: Screen) -> None:
 def document(found: Survey) -> Fleet:
     return Fleet(
         items=[
-            FleetNode(it.node, it.pod, it.via, it.status, it.error, found.differences.get(it.node, []))
-            for it in found.nodes
+            FleetNode(node.node, node.pod, node.via, node.status, node.error, found.differences.get(node.node, []))
+            for node in found.nodes
         ]
     )
 
@@ -130,9 +134,9 @@ def answer(node: str, found: Output | KubectlError, differences: Sequence[str]) 
 
 def marked(answers: list[Answer]) -> list[Answer]:
     """The answers, with a mark for each node whose command ended with another exit code than most."""
-    ended = [it for it in answers if not it.error]
-    most = usual(it.exit_code for it in ended)
-    for each in ended if len({it.exit_code for it in ended}) > 1 else ():
+    ended = [answer for answer in answers if not answer.error]
+    most = usual(answer.exit_code for answer in ended)
+    for each in ended if len({answer.exit_code for answer in ended}) > 1 else ():
         if each.exit_code != most:
             each.differences.append(f"exit code {each.exit_code}" + ("" if most is None else f", others {most}"))
     return answers

@@ -54,7 +54,7 @@ class Totals(Document):
 
     def names(self) -> list[str]:
         """The nodes or Services, in their order."""
-        return [it.name for it in self.items]
+        return [total.name for total in self.items]
 
 
 async def top(
@@ -67,8 +67,10 @@ async def top(
     chosen = ("--filter", only) if only else ()
     words = ("show", "-w", "--count", "1", "--interval", f"{interval:g}s", "-o", "json", *chosen)
     answers = await asyncio.gather(*(_rates(kubectl, pod, words) for pod in pods))
-    answered = {pod.node: it for pod, it in zip(pods, answers, strict=True) if isinstance(it, RateList)}
-    failed = {pod.node: str(it) for pod, it in zip(pods, answers, strict=True) if not isinstance(it, RateList)}
+    answered = {pod.node: answer for pod, answer in zip(pods, answers, strict=True) if isinstance(answer, RateList)}
+    failed = {
+        pod.node: str(answer) for pod, answer in zip(pods, answers, strict=True) if not isinstance(answer, RateList)
+    }
     return Totals(by, totals(answered, by, order or ORDER), failed)
 
 
@@ -91,7 +93,7 @@ def totals(answers: Mapping[str, RateList], by: str, order: str) -> list[Total]:
         for name, rows in groups.items():
             found.setdefault(name, Total(name)).add(rows)
     sort = ORDERS[order]
-    return sorted(found.values(), key=lambda it: (sort(it), it.name))
+    return sorted(found.values(), key=lambda total: (sort(total), total.name))
 
 
 def print_totals(found: Totals, screen: Screen) -> None:

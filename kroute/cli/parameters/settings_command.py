@@ -100,7 +100,7 @@ def translated(arguments: Sequence[str], own: set[str]) -> list[str]:
 
 
 def flag_tables() -> "tuple[OtherFlags, ...]":
-    from kroute.migration.flags import KUBE_PROXY, KUBE_ROUTER  # noqa: PLC0415  for whoever gives flags
+    from kroute.migration.flags import KUBE_PROXY, KUBE_ROUTER  # noqa: PLC0415  few commands get such flags
 
     return KUBE_ROUTER, KUBE_PROXY
 

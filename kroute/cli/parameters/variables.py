@@ -28,7 +28,7 @@ _OF_SERVICES = (
 
 def variables_of(command: click.Command) -> set[str]:
     """The variables that a command reads."""
-    return {name for it in command.params if isinstance(name := getattr(it, "envvar", None), str)}
+    return {name for parameter in command.params if isinstance(name := getattr(parameter, "envvar", None), str)}
 
 
 def check_variables(
@@ -61,6 +61,6 @@ def _is_of_a_service(name: str, value: str) -> bool:
 def _complaint(name: str, known: Collection[str]) -> str:
     from difflib import get_close_matches  # noqa: PLC0415  for a mistake only
 
-    meant = get_close_matches(name.removeprefix(PREFIX), sorted(it.removeprefix(PREFIX) for it in known), n=1)
+    meant = get_close_matches(name.removeprefix(PREFIX), sorted(name.removeprefix(PREFIX) for name in known), n=1)
     hint = f"did you mean {PREFIX}{meant[0]}?" if meant else "docs/settings.md names all; remove it"
     return f"the variable {name} is no setting of kroute's: {hint}"

@@ -67,7 +67,7 @@ class RateList(Document):
 
     def names(self) -> Iterator[str]:
         """The virtual servers, as `kroute explain` takes them."""
-        return (f"{host_port(it.address, it.port)}/{it.protocol}" for it in self.items)
+        return (f"{host_port(row.address, row.port)}/{row.protocol}" for row in self.items)
 
 
 class Sample(msgspec.Struct):
@@ -106,7 +106,7 @@ async def _watch(watch: Watch) -> None:
     elif sys.stdout.isatty():
         console = Console()
         with Live(console=console, auto_refresh=False) as live:
-            await _follow(watch, lambda it: live.update(drawn(it, watch.how, console.size.height), refresh=True))
+            await _follow(watch, lambda rates: live.update(drawn(rates, watch.how, console.size.height), refresh=True))
     else:
         await _follow(watch, lambda rates: print_rates(plain(rates), Screen.of_this_process(watch.how)))
 
@@ -144,7 +144,7 @@ def rates(before: Sample, after: Sample, order: str = ORDER) -> RateList:
                 row.protocol,
                 row.address,
                 row.port,
-                sum(it.state in TAKES_CONNECTIONS for it in row.real_servers),
+                sum(server.state in TAKES_CONNECTIONS for server in row.real_servers),
                 row.active,
                 row.inactive,
                 connections=moved.connections,
@@ -154,7 +154,7 @@ def rates(before: Sample, after: Sample, order: str = ORDER) -> RateList:
             )
         )
     sort = ORDERS[order]
-    rows.sort(key=lambda it: (sort(it), it.service, it.protocol, it.address, it.port))
+    rows.sort(key=lambda row: (sort(row), row.service, row.protocol, row.address, row.port))
     return RateList(rows)
 
 
@@ -176,7 +176,7 @@ def rate_cells(row: Any, *, exact: bool = False) -> tuple[str, ...]:
     """The rates of a row with the fields of RateRow: connections, packets, bytes in and out, with units or exact."""
     values = (row.connections, row.packets, row.bytes_in, row.bytes_out)
     if exact:
-        return tuple(f"{it:.1f}" for it in values)
+        return tuple(f"{value:.1f}" for value in values)
     return number(values[0]), number(values[1]), size(values[2]), size(values[3])
 
 
@@ -197,11 +197,11 @@ def drawn(found: RateList, how: str, height: int) -> Text:
 def _lines(rows: list[RateRow], left_out: int, screen: Screen) -> list[str]:
     """The lines of a table with these rows, as the terminal folds them, and how many rows are left out."""
     table, columns = rate_table(rows, exact=screen.is_wide), terminal_width()
-    headings = [(it, click.style(it, bold=True)) for it in table.headings(screen.width)]
-    lines = [*headings, *((it, it) for it in table.rows(screen.width))]
+    headings = [(line, click.style(line, bold=True)) for line in table.headings(screen.width)]
+    lines = [*headings, *((line, line) for line in table.rows(screen.width))]
     if left_out:
         more = f"{left_out} more: use --filter or --sort-by, or a larger window"
-        lines += [(it, it) for it in screen.folded(more)]
+        lines += [(line, line) for line in screen.folded(more)]
     return [part for plain_line, line in lines for part in _folded(plain_line, line, columns)]
 
 

@@ -116,7 +116,9 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
             virtual_servers=shown.virtual_servers,
             vips=await _vips(known, kernel, lookup, settings.dummy_interface),
             set_entries=await _entries(known, firewall_of(settings, kernel)),
-            connections=list(map(_connection_view, await read_connections([it.key for it in shown.virtual_servers]))),
+            connections=list(
+                map(_connection_view, await read_connections([server.key for server in shown.virtual_servers]))
+            ),
             problems=known.problems,
             direct_vips=known.direct_vips,
             scheduler=known.view.scheduler,
@@ -148,16 +150,16 @@ async def _vips(known: PlannedState, kernel: NodeKernel, lookup: RouteLookup, in
 
 
 async def _entries(known: PlannedState, firewall: Firewall) -> list[EntryView]:
-    desired = [SetEntry(AddressSet(it.set), it.element) for it in known.entries]
-    sets = {it.set for it in desired}
-    there = {family: await firewall.read_sets(family, sets) for family in {it.family for it in desired}}
+    desired = [SetEntry(AddressSet(entry.set), entry.element) for entry in known.entries]
+    sets = {entry.set for entry in desired}
+    there = {family: await firewall.read_sets(family, sets) for family in {entry.family for entry in desired}}
     views = [
         EntryView(
-            firewall.set_name(it.family, it.set),
-            set_entries.text(it),
-            it.element in there[it.family].get(it.set, ()),
+            firewall.set_name(entry.family, entry.set),
+            set_entries.text(entry),
+            entry.element in there[entry.family].get(entry.set, ()),
         )
-        for it in desired
+        for entry in desired
     ]
     return sorted(views, key=lambda view: (view.set, view.element))
 
@@ -208,9 +210,13 @@ def _print_frontend(frontend: FrontendView, screen: Screen) -> None:
 def _print_clients(report: ServiceReport, screen: Screen) -> None:
     """Print the clients with the most connections, and the real servers that they use; all of them with `-o wide`."""
     users = Counter(
-        (it.client_address, host_port(it.real_server_address, it.real_server_port), it.state)
-        for it in report.connections
-        if it.client_port
+        (
+            connection.client_address,
+            host_port(connection.real_server_address, connection.real_server_port),
+            connection.state,
+        )
+        for connection in report.connections
+        if connection.client_port
     )
     table = Table("Client", "Real server", "State", "Connections", numbers=("Connections",))
     for (client, server, state), count in users.most_common(None if screen.is_wide else CLIENTS_SHOWN):

@@ -56,9 +56,9 @@ def narrowed(shown: Snapshot, only: str) -> Snapshot:
     text = only.lower()
     if not text:
         return shown
-    servers = [it for it in shown.virtual_servers if text in it.service or text in host_port(it.address, it.port)]
-    known = {it.service for it in servers}
-    problems = [it for it in shown.problems if it.service in known or text in it.service]
+    servers = [row for row in shown.virtual_servers if text in row.service or text in host_port(row.address, row.port)]
+    known = {server.service for server in servers}
+    problems = [problem for problem in shown.problems if problem.service in known or text in problem.service]
     return msgspec.structs.replace(shown, virtual_servers=servers, problems=problems)
 
 
@@ -88,7 +88,7 @@ def print_snapshot(shown: Snapshot, screen: Screen) -> None:
     if shown.source == "kernel":
         screen.line("No agent answers on this node: this is what the kernel has.", err=True)
     screen.table(virtual_server_table(shown.virtual_servers, is_wide=screen.is_wide))
-    if filled := [it for it in shown.sets if it.entries]:
+    if filled := [fill for fill in shown.sets if fill.entries]:
         screen.line()
         screen.table(_set_table(filled))
     if shown.firewall is not None:

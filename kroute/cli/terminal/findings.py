@@ -24,7 +24,7 @@ class Report(Document):
 
     def names(self) -> list[str]:
         """The checks that did not pass."""
-        return [it.check for it in self.findings if it.level is not Level.OK]
+        return [finding.check for finding in self.findings if finding.level is not Level.OK]
 
 
 def show_findings(findings: list[Finding], how: str) -> int:
@@ -36,7 +36,7 @@ def show_findings(findings: list[Finding], how: str) -> int:
 
 def print_findings(report: Report, screen: Screen) -> None:
     """Print one line for each finding, and below it what to do."""
-    width = max((len(it.check) for it in report.findings), default=0)
+    width = max((len(finding.check) for finding in report.findings), default=0)
     indent = len("WARNING  ") + width + len("  ")
     for finding in report.findings:
         first, *more = screen.folded(f"{finding.level:<9}{finding.check:<{width}}  {finding.message}", indent)

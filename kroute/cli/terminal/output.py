@@ -54,7 +54,7 @@ def refusing(*errors: type[Exception], code: int = FAILURE, hint: str = "") -> I
 
 
 def lacks_privileges(error: Exception) -> bool:
-    """Whether the system refused something for want of a privilege."""
+    """Whether the system refused something because a privilege is missing."""
     return getattr(error, "errno", None) in {EPERM, EACCES}
 
 
@@ -69,7 +69,7 @@ def plain(value: T) -> T:
 
 
 def _plain(value: Any) -> Any:
-    import msgspec  # noqa: PLC0415  whoever has a Struct has loaded it; 0.02 s for a command that has none
+    import msgspec  # noqa: PLC0415  0.02 s for a command that has no Struct
 
     match value:
         case str() if not isinstance(value, Enum):
@@ -82,7 +82,7 @@ def _plain(value: Any) -> Any:
         case list() | tuple() | set() | frozenset():
             return type(value)(map(_plain, value))
         case dict():
-            return {_plain(name): _plain(it) for name, it in value.items()}
+            return {_plain(name): _plain(part) for name, part in value.items()}
     return value
 
 
