@@ -43,7 +43,11 @@ GROWTH, GROWS_BY = 1.3, 4 << 20
 HOUR = 3600
 """Seconds. In a shorter day the heap still reaches new peaks on a busy host, so that its memory is reported only."""
 LONGEST_ROUND = 0.1 * SLOWNESS
-"""Seconds of processor time that the witness's longest round of its event loop may take: 0.1 on a native kernel."""
+"""Seconds of processor time that the witness's longest round of its event loop may take: 0.1 on a native kernel.
+
+The lab's kernels count as a process's time what other machines of the host take away, so the hour alone asserts this: a
+quiet machine runs it.
+"""
 SETTLES_WITHIN = 30
 """Native seconds in which all is as it should be after the last trouble."""
 NEAR = 3
@@ -287,7 +291,7 @@ def _own_figures(day: Day, stage: Stage, progress: Progress) -> str:
         float(re.findall(rf"^kroute_loop_longest_round_{unit} (\S+)$", text, re.MULTILINE)[0])
         for unit in ("seconds", "cpu_seconds")
     )
-    if longest_cpu > LONGEST_ROUND:
+    if day.seconds >= HOUR and longest_cpu > LONGEST_ROUND:
         stage.wrongs.append(f"a round of the witness's event loop took {longest_cpu:.2f} s of processor time")
     return (
         f"; witness {noon / 2**20:.1f} MiB at noon, {evening / 2**20:.1f} in the evening, "
