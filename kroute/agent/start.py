@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from kroute.base.backoff import exhaustion, retry_when_exhausted
 from kroute.model.kinds import watched
-from kroute.runtime import gc_tuning, malloc_tuning
+from kroute.runtime import memory
 from kroute.runtime.runner import stop_signal, unless
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.errors import ConfigurationError
@@ -53,9 +53,9 @@ async def serve(settings: Settings, loop_watch: "LoopWatch") -> int:
     """Run an agent until SIGTERM; returns the exit code. `loop_watch` watches the event loop in which this runs."""
     stop = stop_signal()
     async with AsyncExitStack() as stack:
-        stack.enter_context(gc_tuning.seldom())
+        stack.enter_context(memory.seldom())
         cluster = await unless(stop, _followed_early(settings, stack))
-        malloc_tuning.return_large_blocks()  # before a list comes
+        memory.return_large_blocks()  # before a list comes
         await unless(stop, retry_when_exhausted("loading kroute's modules", _load))
         if stop.is_set():
             return 0

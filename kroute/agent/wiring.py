@@ -31,8 +31,8 @@ from kroute.model.objects import Change
 from kroute.model.plan import NodePlan, Plan, Problem
 from kroute.planning.catalog import Catalog
 from kroute.reconcile.broadcaster import Broadcaster
-from kroute.runtime import malloc_tuning
-from kroute.runtime.gc_tuning import GcTuning
+from kroute.runtime import memory
+from kroute.runtime.memory import GcTuning
 from kroute.runtime.on_demand import OnDemand
 from kroute.runtime.runner import opened, unless
 from kroute.runtime.state_dir import AnotherKrouteError, StateDirectory
@@ -45,10 +45,10 @@ from kroute.telemetry.events import EventRecorder, log_node
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
 from kroute.telemetry.statistics import NewestMeasurements, Statistics, WatchStatistics, watch_statistics
+from kroute.watchers import Sink
 from kroute.watchers.kubernetes.requests import ApiUse
 from kroute.watchers.kubernetes.server_presence import ApiWriter
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
-from kroute.watchers.sink import Sink
 
 if TYPE_CHECKING:
     from kroute.checks.cluster_proxies import Reader
@@ -262,7 +262,7 @@ class Agent:
         self._gc_tuning.loaded()
         await state_dir.mark_ready()
         log.info("kroute.ready", services=len(self._broadcaster.services))
-        malloc_tuning.return_free_pages()
+        memory.return_free_pages()
 
     async def _replace_other_firewalls(self) -> None:
         await self._controllers.live()
@@ -362,7 +362,7 @@ async def _agent(
     node = settings, interfaces, kernel, choice
     directory = settings.manifests
     if directory is not None:
-        from kroute.watchers.manifests.watcher import ManifestWatcher  # noqa: PLC0415  not for an API server
+        from kroute.watchers.manifests import ManifestWatcher  # noqa: PLC0415  not for an API server
 
         files: list[ManifestWatcher] = []
 

@@ -2,21 +2,83 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from kroute.checks.finding import Finding, failed, ok, warning
-from kroute.model.kinds import NODES, WatchedKind, watched
+from kroute.model.kinds import NODES, WATCHED, WatchedKind, watched
 from kroute.model.objects import Node
 from kroute.settings import Settings
 from kroute.settings.text import without_user
 from kroute.watchers.json_text import decoded
-from kroute.watchers.kubernetes import access
-from kroute.watchers.kubernetes.access import Permission
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError
 from kroute.watchers.kubernetes.requests import Requests
+
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+class Permission(NamedTuple):
+    """One verb on one resource in all namespaces, in the words of an RBAC rule."""
+
+    verb: str
+    group: str
+    resource: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} on {self.resource}{f' of API group {self.group}' if self.group else ''}"
+
+
+class Reviewer(Protocol):
+    """A client that can post an access review (`kroute.watchers.kubernetes.api.Api`)."""
+
+    async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """POST a review. Returns it with the server's answer."""
+
+
+class _ReviewStatus(msgspec.Struct):
+    allowed: bool = False
+
+
+class _Review(msgspec.Struct):
+    status: _ReviewStatus
+
+
+_decode_review = msgspec.json.Decoder(_Review).decode
+
+
+SERVICE_CIDRS = Permission("list", "networking.k8s.io", "servicecidrs")
+"""What an agent does without where it is not allowed."""
+
+
+def needed(kinds: Iterable[WatchedKind] = WATCHED) -> list[Permission]:
+    """The permissions that an agent needs: it lists and watches the kinds, and writes Events."""
+    permissions = [Permission(verb, kind.group, kind.plural) for kind in kinds for verb in ("list", "watch")]
+    return [*permissions, *(Permission(verb, "events.k8s.io", "events") for verb in ("create", "patch"))]
+
+
+async def denied(api: Reviewer, permissions: Iterable[Permission]) -> list[Permission]:
+    """The permissions that the credentials do not have.
+
+    Raises:
+        ApiError: the server does not answer the review.
+    """
+    return [permission for permission in permissions if not await _is_allowed(api, permission)]
+
+
+async def _is_allowed(api: Reviewer, permission: Permission) -> bool:
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": permission._asdict()},
+    }
+    answer = await api.review(REVIEWS, body)
+    try:
+        return decoded(_decode_review, answer).status.allowed
+    except msgspec.DecodeError as error:
+        raise ApiError(0, "", f"an access review was answered by something else: {error}") from error
+
 
 API, RBAC, CLOCK = "api", "rbac", "clock"
 
@@ -77,9 +139,9 @@ def compare_clocks(theirs: float, before: float, after: float) -> Finding:
     return warning(CLOCK, message, "synchronize both (chrony, systemd-timesyncd): certificates and Events go by them")
 
 
-async def _permissions(api: access.Reviewer, kinds: Iterable[WatchedKind]) -> list[Finding]:
+async def _permissions(api: Reviewer, kinds: Iterable[WatchedKind]) -> list[Finding]:
     try:
-        missing = await access.denied(api, [*access.needed(kinds), access.SERVICE_CIDRS])
+        missing = await denied(api, [*needed(kinds), SERVICE_CIDRS])
     except ApiError as error:
         message = f"the API server does not say what kroute may do: {error}"
         return [failed(RBAC, message, "bind the ClusterRole system:basic-user to the service account")]

@@ -15,7 +15,7 @@ from kroute import __version__
 from kroute.cli.parameters.variables import check_variables
 from kroute.cli.terminal import output
 from kroute.cli.terminal.output import SectionGroup
-from kroute.runtime import gc_tuning
+from kroute.runtime import memory
 
 PROGRAM = "kroute"
 COMPLETION_VARIABLE = "_KROUTE_COMPLETE"
@@ -65,7 +65,7 @@ COMMANDS = {
 
 def load(name: str) -> click.Command:
     entry = COMMANDS[name]
-    with gc_tuning.seldom():
+    with memory.seldom():
         from kroute import logs  # noqa: F401, PLC0415  before every module that logs: it decides what structlog loads
 
         module = import_module(f"kroute.cli.{entry.module or name}")

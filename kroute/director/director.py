@@ -41,11 +41,11 @@ from kroute.runtime.runner import opened, stop_signal, unless
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings.text import without_user
 from kroute.telemetry.events import EventRecorder
+from kroute.watchers import Sink
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher
 from kroute.watchers.kubernetes.server_presence import ApiWriter
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
-from kroute.watchers.sink import Sink
 
 log = structlog.get_logger(__name__)
 

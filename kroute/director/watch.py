@@ -4,9 +4,9 @@ from msgspec.structs import replace
 
 from kroute.director.catalog import KINDS
 from kroute.model.kinds import SERVICES, WatchedKind
+from kroute.watchers import Sink
 from kroute.watchers.kubernetes.requests import Requests
 from kroute.watchers.kubernetes.watcher import KubernetesWatcher
-from kroute.watchers.sink import Sink
 
 
 def watched(selector: str) -> tuple[WatchedKind, ...]:

@@ -13,7 +13,7 @@ import structlog
 
 from kroute import __version__
 from kroute.base.backoff import retry_when_exhausted
-from kroute.http import listener
+from kroute.http import server
 from kroute.http.messages import Request, Response
 from kroute.inspect.agent_socket import SHARED, STATUS, Answer
 from kroute.model.plan import Problem
@@ -74,13 +74,13 @@ class Observation:
     async def _serve_health(self, where: ListenAddress) -> None:
         await self._parts.ownership.is_ours.wait()  # until then the port is the other proxy's
         answer = HealthServer(self._health).answer
-        await listener.serve("healthz", where, answer, self._report, held=self._parts.ownership.held_ports)
+        await server.serve("healthz", where, answer, self._report, held=self._parts.ownership.held_ports)
 
     async def _serve_metrics(self, where: ListenAddress) -> None:
         answer = partial(self._answer_request, only_loopback=where.host.startswith(LOOPBACK))
         await self._parts.ownership.is_ours.wait()
         held = self._parts.ownership.held_ports
-        await listener.serve("metrics", where, answer, self._report, seconds=SCRAPE_SECONDS, held=held)
+        await server.serve("metrics", where, answer, self._report, seconds=SCRAPE_SECONDS, held=held)
 
     async def _serve_own(self, where: ListenAddress) -> None:
         """Answer probes without loading what the metrics need."""
@@ -90,7 +90,7 @@ class Observation:
                 return probe
             return await self._answer_request(request, only_loopback=where.host.startswith(LOOPBACK))
 
-        await listener.serve("own", where, answer, self._report, seconds=SCRAPE_SECONDS)
+        await server.serve("own", where, answer, self._report, seconds=SCRAPE_SECONDS)
 
     async def _answer_request(self, request: Request, *, only_loopback: bool) -> Response:
         return await (await self.metrics_port()).answer(request, only_loopback=only_loopback)

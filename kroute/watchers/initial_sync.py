@@ -8,9 +8,9 @@ from kroute.model.kinds import InitialSync, WatchedKind, watched
 from kroute.model.node_facts import NO_API, ApiFacts
 from kroute.model.objects import Applied, Change, Listed, Node
 from kroute.settings import Settings
+from kroute.watchers import Sink
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError
-from kroute.watchers.manifests.watcher import ManifestWatcher
-from kroute.watchers.sink import Sink
+from kroute.watchers.manifests import ManifestWatcher
 
 PATIENCE = 60.0
 """Seconds that the initial sync may take. In a large cluster it takes a few."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -23,12 +24,16 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import Addresses, InterfaceAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Monitor, Overrun
 from kroute.kernel.net.next_hops import NextHops
+from kroute.model.addresses import canonical
 from kroute.model.node_facts import NodeInterfaces
 from kroute.settings import OTHER_VIP_INTERFACES
-from kroute.watchers.resolver import dns_servers
 
 log = structlog.get_logger(__name__)
 
+RESOLVER_FILES = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
+"""The second has the servers behind systemd-resolved, of which the first names only its own loopback address."""
+LONGEST_RESOLVER_FILE = 64 << 10
+"""Bytes that are read of a file."""
 LOOK_EVERY = 30.0
 """Seconds between two looks at the resolver's files, as long as no route changes."""
 SHARE = 20
@@ -36,9 +41,30 @@ SHARE = 20
 SHORTEST_PAUSE = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two attempts to read addresses that change all the time."""
-
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Documentation addresses (RFC 5737, RFC 3849): only the default route leads to them. Nothing is sent to them."""
+Notify = Callable[[NodeInterfaces], None]
+SourceTowards = Callable[[socket.AddressFamily], str | None]
+
+
+def dns_servers(files: Iterable[Path] = RESOLVER_FILES) -> frozenset[str]:
+    """The addresses in these files; a file that cannot be read names none.
+
+    Raises OSError when a file could not be read for lack of a resource: nothing is known then.
+    """
+    return frozenset(address for file in files for address in _name_servers(file))
+
+
+def _name_servers(file: Path) -> list[str]:
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(LONGEST_RESOLVER_FILE).decode(errors="replace")
+    except OSError as error:
+        if exhaustion(error) is not None:
+            raise
+        return []
+    words = [line.split() for line in text.splitlines() if line.startswith("nameserver")]
+    return [address for line in words if len(line) > 1 and (address := canonical(line[1])) is not None]
 
 
 class AddressSource(AbstractAsyncContextManager["AddressSource"], Protocol):
@@ -56,10 +82,6 @@ class NextHopSource(AbstractAsyncContextManager["NextHopSource"], Protocol):
 
     async def changed(self) -> None:
         """Wait until a route has changed."""
-
-
-Notify = Callable[[NodeInterfaces], None]
-SourceTowards = Callable[[socket.AddressFamily], str | None]
 
 
 class NodeWatcher:

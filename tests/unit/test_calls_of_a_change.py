@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
-from kroute.broadcaster import Broadcaster
 
 import kroute
 from kroute.controllers.node_controllers import NodeControllers
@@ -20,10 +19,11 @@ from kroute.kernel.ipvs.objects import SetRealServer
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, Change, EndpointSlice, Listed, Node, Service
 from kroute.planning.catalog import Catalog
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.settings import Settings
 from kroute.telemetry.changes import ChangeObserver
 from kroute.watchers.kubernetes.decoding import Malformed, ObjectDecoder, read_event
-from kroute.watchers.kubernetes.inventory import Inventory
+from kroute.watchers.kubernetes.reflector import Inventory
 from tests.builders import endpoint, endpoint_slice, service
 from tests.fakes.node_kernel import FakeNodeKernel
 from tests.unit.fake_node import NODE_IPV4, NODE_IPV6, new_kernel

@@ -9,14 +9,13 @@ import pytest
 import yaml
 
 from kroute import __version__
-from kroute.checks import cluster_proxies, node_checks
+from kroute.checks import api_checks, cluster_proxies, node_checks
 from kroute.checks.preflight import NODE, of_firewall
 from kroute.cli.main import load
 from kroute.director import watch
 from kroute.model.kinds import WATCHED, WatchedKind, watched
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import DEFAULTS
-from kroute.watchers.kubernetes import access
 from kroute.watchers.kubernetes.authentication import service_account
 from tests.builders import settings
 from tests.lab.manifests import (
@@ -71,7 +70,7 @@ class TestRights:
     """A role allows what kroute requests, and nothing else."""
 
     def test_of_an_agent(self) -> None:
-        needed = {(it.group, it.resource, it.verb) for it in [*access.needed(WATCHED), access.SERVICE_CIDRS]}
+        needed = {(it.group, it.resource, it.verb) for it in [*api_checks.needed(WATCHED), api_checks.SERVICE_CIDRS]}
         assert granted(the("ClusterRole", render(KUSTOMIZE / "base"))) == needed
 
     def test_of_an_agent_to_see_whether_another_proxy_is_meant_for_its_node(self) -> None:
@@ -87,12 +86,12 @@ class TestRights:
 
     def test_of_an_agent_that_weighs_pods(self, tmp_path: Path) -> None:
         kinds = watched(settings(pod_weights=True))
-        needed = {(it.group, it.resource, it.verb) for it in [*access.needed(kinds), access.SERVICE_CIDRS]}
+        needed = {(it.group, it.resource, it.verb) for it in [*api_checks.needed(kinds), api_checks.SERVICE_CIDRS]}
         assert granted(the("ClusterRole", with_component("pod-weights", tmp_path))) == needed
 
     def test_of_a_director(self) -> None:
         kinds: tuple[WatchedKind, ...] = watch.watched("app=web")
-        needed = {(it.group, it.resource, it.verb) for it in [*access.needed(kinds), access.SERVICE_CIDRS]}
+        needed = {(it.group, it.resource, it.verb) for it in [*api_checks.needed(kinds), api_checks.SERVICE_CIDRS]}
         objects = render(KUSTOMIZE / "overlays/director")
         assert granted(the("ClusterRole", objects, "kroute-director")) == needed
         leases = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}

@@ -25,11 +25,10 @@ from kroute.kernel.net.addresses import InterfaceAddress
 from kroute.kernel.net.monitor import Event, Overrun
 from kroute.kernel.netlink.rtnetlink import interface_index
 from kroute.model.node_facts import NodeInterfaces
+from kroute.watchers import manifests as manifest_file
+from kroute.watchers import manifests as manifest_watcher
 from kroute.watchers import node as watcher_of_the_node
-from kroute.watchers.manifests import file as manifest_file
-from kroute.watchers.manifests import watcher as manifest_watcher
-from kroute.watchers.node import NodeWatcher, default_source
-from kroute.watchers.resolver import dns_servers
+from kroute.watchers.node import NodeWatcher, default_source, dns_servers
 from tests.openings import EVENTS, Openings
 from tests.unit.fake_node import FakeNode, plan, server
 from tests.unit.watching import PATIENCE, eventually, running

@@ -19,6 +19,7 @@ import click
 import msgspec
 
 from kroute import __version__, logs
+from kroute.base.wording import with_path
 from kroute.cli.bundle.parts import Collected, Part, agent_parts, kernel_parts
 from kroute.cli.bundle.redaction import LONGEST_SECRET, Redaction, secrets_of
 from kroute.cli.parameters.run_options import settings_in_force
@@ -27,7 +28,6 @@ from kroute.cli.terminal.output import DONE, FAILURE, refusing
 from kroute.model.document import Document, View, encode
 from kroute.printable import printable
 from kroute.settings import Settings
-from kroute.settings.wording import with_path
 
 PART_SECONDS = 15.0
 ALL_SECONDS = 60.0

@@ -11,8 +11,8 @@ import click
 import structlog
 
 from kroute import logs
+from kroute.base.wording import in_words
 from kroute.settings import Settings
-from kroute.settings.wording import in_words
 
 log = structlog.get_logger(__name__)
 

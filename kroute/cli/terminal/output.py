@@ -47,7 +47,7 @@ def refusing(*errors: type[Exception], code: int = FAILURE, hint: str = "") -> I
     try:
         yield
     except errors as error:
-        from kroute.settings.wording import with_path  # noqa: PLC0415  it loads msgspec, which the help does not need
+        from kroute.base.wording import with_path  # noqa: PLC0415  it loads msgspec, which the help does not need
 
         sentences = [with_path(error), hint or (AS_ROOT if lacks_privileges(error) else "")]
         raise CommandRefusedError("; ".join(filter(None, sentences)), code) from error

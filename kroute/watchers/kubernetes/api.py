@@ -14,10 +14,11 @@ import msgspec
 
 from kroute import __version__
 from kroute.base.backoff import Backoff, exhaustion
+from kroute.base.wording import in_words
 from kroute.settings import Settings
-from kroute.settings.wording import in_words
 from kroute.watchers.kubernetes.authentication import load_credentials
-from kroute.watchers.kubernetes.authentication.configuration import Configuration, Credentials, fingerprint
+from kroute.watchers.kubernetes.authentication.configuration import Configuration, Credentials, context_for, fingerprint
+from kroute.watchers.kubernetes.decoding import LineBuffer
 from kroute.watchers.kubernetes.errors import (
     AnswerTooLongError,
     ApiError,
@@ -27,11 +28,8 @@ from kroute.watchers.kubernetes.errors import (
 )
 from kroute.watchers.kubernetes.http.client import HttpClient
 from kroute.watchers.kubernetes.http.connection import Answer, HttpError
-from kroute.watchers.kubernetes.http.tls import context_for
-from kroute.watchers.kubernetes.lines import LineBuffer
-from kroute.watchers.kubernetes.peers import Peers
 from kroute.watchers.kubernetes.requests import ApiUse, RequestStatistics
-from kroute.watchers.kubernetes.server_presence import ServerPresence, WritesWhenUp, costs_nothing
+from kroute.watchers.kubernetes.server_presence import Peers, ServerPresence, WritesWhenUp, costs_nothing
 
 if TYPE_CHECKING:
     from kroute.watchers.kubernetes.server_choice import ServerChoice

@@ -17,8 +17,6 @@ log = structlog.get_logger(__name__)
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 """The annotation of the BOOKMARK that ends a streaming list (KEP-3157)."""
-
-
 LONGEST_OBJECT = 16 << 20
 """Bytes of an object's JSON. etcd's limit is 1.5 MiB, and JSON may need six bytes for each byte."""
 LONGEST_NAME = 253
@@ -26,6 +24,9 @@ LONGEST_VERSION = 128
 """Characters of a resourceVersion, which becomes a part of URLs. In etcd it is a 64-bit number."""
 IDENTITY_WITHIN = 4096
 """The first bytes of an object, which contain its name and version: the API server writes them first."""
+_decode_text = msgspec.json.Decoder(str).decode
+LONGEST_LINE = LONGEST_OBJECT + (64 << 10)
+"""Bytes of a line that are kept: enough to find whose object it is, and that the object is too long."""
 
 
 class ListMeta(msgspec.Struct):
@@ -95,7 +96,6 @@ _decode_page = msgspec.json.Decoder(Page).decode
 _decode_meta = msgspec.json.Decoder(ListMeta).decode
 _decode_event = msgspec.json.Decoder(Event).decode
 _decode_identified = msgspec.json.Decoder(_Identified).decode
-_decode_text = msgspec.json.Decoder(str).decode
 
 
 async def read_page(body: bytes) -> Page:
@@ -232,3 +232,28 @@ class ObjectDecoder:
             return annotations.triggered.timestamp() if annotations is not None and annotations.triggered else None
         except (msgspec.DecodeError, ArithmeticError, ValueError):  # beyond Unix time
             return None
+
+
+class LineBuffer:
+    """Holds the beginning of a line that has not ended yet, at most LONGEST_LINE bytes."""
+
+    def __init__(self) -> None:
+        self._unfinished = bytearray()
+
+    @property
+    def is_within_line(self) -> bool:
+        """Whether a line has begun and not ended."""
+        return bool(self._unfinished)
+
+    def take(self, piece: bytes) -> list[bytes]:
+        """Add the bytes that have arrived. Returns the lines that they complete."""
+        *lines, rest = piece.split(b"\n")
+        if lines:
+            self._keep(lines[0])
+            lines[0] = bytes(self._unfinished)
+            self._unfinished = bytearray()
+        self._keep(rest)
+        return lines
+
+    def _keep(self, piece: bytes) -> None:
+        self._unfinished += piece[: LONGEST_LINE - len(self._unfinished)]

@@ -19,7 +19,8 @@ import structlog
 
 from kroute.base.backoff import exhaustion
 from kroute.model.kinds import WatchedKind
-from kroute.model.objects import Change
+from kroute.model.objects import Applied, Change, Deleted, KubernetesObject, Listed, ObjectKey
+from kroute.watchers import BATCH, Room, Sink, always_room
 from kroute.watchers.kubernetes.decoding import (
     Event,
     ListMeta,
@@ -36,10 +37,8 @@ from kroute.watchers.kubernetes.errors import (
     UnreachableError,
     UntrustedStreamError,
 )
-from kroute.watchers.kubernetes.inventory import Inventory, Listing
 from kroute.watchers.kubernetes.requests import FROM_CACHE, NEWEST, LineStream, Queries, ReflectorStatistics, Requests
 from kroute.watchers.kubernetes.timing import RetryPolicy, Timing
-from kroute.watchers.sink import BATCH, Room, Sink, always_room
 
 log = structlog.get_logger(__name__)
 
@@ -111,7 +110,7 @@ class Reflector:
         if not self._must_list:
             await self._watch(None)
         elif self._streaming_offered:
-            await self._watch(self._inventory.listing())
+            await self._watch(set())
         else:
             await self._list()
 
@@ -160,7 +159,7 @@ class Reflector:
             await self._list_pages(NEWEST, 0)
 
     async def _list_pages(self, version: str, limit: int) -> None:
-        listing = self._inventory.listing()
+        listing: set[ObjectKey] = set()
         params = self._queries.first_page(version, limit)
         for _ in range(MOST_PAGES):
             metadata = await self._list_page(params, listing)
@@ -173,7 +172,7 @@ class Reflector:
             params = self._queries.next_page(metadata.token, limit)
         raise UnreachableError(f"the list has no end: a page leads to itself, or there are more than {MOST_PAGES:,}")
 
-    async def _list_page(self, params: Mapping[str, str], listing: Listing) -> ListMeta:
+    async def _list_page(self, params: Mapping[str, str], listing: set[ObjectKey]) -> ListMeta:
         """Read one page. Its objects are parts of its bytes; these are freed before the next page is requested."""
         self.statistics.lists += 1
         body = await self._requests.get(self._kind.path, params, **self._extent)
@@ -188,8 +187,8 @@ class Reflector:
             self._saw(raw, listing)
         return page.metadata
 
-    def _complete(self, listing: Listing, version: str) -> None:
-        self._pending += listing.complete()
+    def _complete(self, listing: set[ObjectKey], version: str) -> None:
+        self._pending += self._inventory.complete(listing)
         self._pass_on()
         self._resource_version, self._must_list = version, False
         self._retry_policy.listed()
@@ -197,7 +196,7 @@ class Reflector:
 
     # Watching
 
-    async def _watch(self, listing: Listing | None) -> None:
+    async def _watch(self, listing: set[ObjectKey] | None) -> None:
         """Follow one stream to its end. With a `listing`, the first part of the stream is a streaming list."""
         started, events = self._timing.clock(), self.statistics.events
         self.statistics.watches += 1
@@ -220,7 +219,7 @@ class Reflector:
         if self.statistics.events == events and self._timing.clock() - started < self._timing.short_watch:
             raise UnreachableError("the server ended a watch at once, without a word")
 
-    async def _next(self, stream: LineStream, listing: Listing | None, started: float) -> Sequence[bytes] | None:
+    async def _next(self, stream: LineStream, listing: set[ObjectKey] | None, started: float) -> Sequence[bytes] | None:
         """The next lines, or None at the end of the stream."""
         left, silent = math.inf, self._timing.stall_timeout
         if listing is not None:
@@ -238,7 +237,7 @@ class Reflector:
                 raise StreamingUnsupportedError(str(error), is_denial=error.is_denied) from error
             raise
 
-    def _take(self, line: bytes, listing: Listing | None) -> bool:
+    def _take(self, line: bytes, listing: set[ObjectKey] | None) -> bool:
         """Process one line. Returns whether it ends the listing."""
         try:
             event = read_event(line)
@@ -252,7 +251,7 @@ class Reflector:
         self.statistics.events += 1
         return False
 
-    def _take_bookmark(self, event: Event, listing: Listing | None) -> bool:
+    def _take_bookmark(self, event: Event, listing: set[ObjectKey] | None) -> bool:
         bookmark = read_identity(event.object)
         self._retry_policy.progressed()
         self.statistics.events += 1
@@ -264,13 +263,13 @@ class Reflector:
         self._complete(listing, bookmark.resource_version)
         return True
 
-    def _take_change(self, event: Event, listing: Listing | None) -> None:
+    def _take_change(self, event: Event, listing: set[ObjectKey] | None) -> None:
         if event.type == "DELETED":
             identity = read_identity(event.object)
             self._pending += self._inventory.delete(identity.key)
             version = identity.resource_version
             if listing is not None:
-                listing.missed(identity.key)
+                listing.discard(identity.key)
         elif event.type in {"ADDED", "MODIFIED"}:
             version = self._saw(event.object, listing)
         else:
@@ -279,7 +278,7 @@ class Reflector:
             self._resource_version = version or self._resource_version
             self._retry_policy.progressed()
 
-    def _saw(self, raw: msgspec.Raw, listing: Listing | None) -> str:
+    def _saw(self, raw: msgspec.Raw, listing: set[ObjectKey] | None) -> str:
         """Record an object that exists. Returns its resourceVersion."""
         item = self._decoder.decode(raw)
         if isinstance(item, Malformed):
@@ -290,7 +289,7 @@ class Reflector:
             selected = self._kind.selects(item)
             self._pending += self._inventory.apply(item, triggered) if selected else self._inventory.delete(key)
         if listing is not None:
-            listing.saw(key)
+            listing.add(key)
         return version
 
     # Passing on
@@ -306,3 +305,43 @@ class Reflector:
             batch, self._pending = self._pending, []
             self._passed += len(batch)
             self._sink(batch)
+
+
+class Inventory:
+    """The known objects of one kind. Each method returns the changes to pass on.
+
+    Only the resourceVersion of an object is kept; the object itself belongs to the catalog.
+    """
+
+    def __init__(self, kind: type[KubernetesObject]) -> None:
+        self._kind = kind
+        self._versions: dict[ObjectKey, str] = {}
+        self._listed = False
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    def apply(self, item: KubernetesObject, triggered: float | None = None) -> list[Change]:
+        """Record that the object exists. Returns nothing if this version is known. `triggered` is passed on."""
+        key, version = item.key, item.metadata.resource_version
+        if version and self._versions.get(key) == version:
+            return []
+        self._versions[key] = version
+        return [Applied(item, triggered)]
+
+    def delete(self, key: ObjectKey) -> list[Change]:
+        """Record that the object was deleted, or is no longer selected."""
+        return [Deleted(self._kind, key)] if self._versions.pop(key, None) is not None else []
+
+    def complete(self, present: set[ObjectKey]) -> list[Change]:
+        """Delete the known objects that a complete list does not have. The first time, `Listed` follows.
+
+        Until a list is complete nothing is deleted, so there is no moment without objects.
+        """
+        changes: list[Change] = []
+        for key in sorted(self._versions.keys() - present):
+            changes += self.delete(key)
+        if not self._listed:
+            self._listed = True
+            changes.append(Listed(self._kind))
+        return changes

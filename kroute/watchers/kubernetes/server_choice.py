@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import structlog
 
+from kroute.base.wording import in_words
 from kroute.settings.text import without_user
-from kroute.settings.wording import in_words
 from kroute.watchers.kubernetes.errors import NoServerError
 from kroute.watchers.kubernetes.http.client import HttpClient
 from kroute.watchers.kubernetes.http.connection import Answer, HttpError

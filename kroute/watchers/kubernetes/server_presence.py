@@ -14,12 +14,15 @@ import asyncio
 import errno
 import math
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import structlog
 
 from kroute.base.backoff import Backoff
+from kroute.model.addresses import canonical
 from kroute.watchers.kubernetes.errors import NoServerError, UnreachableError
 
 log = structlog.get_logger(__name__)
@@ -32,6 +35,10 @@ FIRST_SILENT_PAUSE, LAST_SILENT_PAUSE = 0.8, 2.0
 `api.CONNECT_TIMEOUT`, in which the kernel sends its SYN after 0, 1, 3 and 7 s: a server that returns is found within
 some 5 s."""
 _COSTS_NOTHING = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EMFILE, errno.ENFILE})
+LATELY = 1800.0
+"""Seconds for which a peer counts after its answer. Every connection is asked something more often: a watch ends within
+ten minutes."""
+MOST_PEERS = 16
 
 
 class ServerPresence:
@@ -155,3 +162,52 @@ def costs_nothing(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+class Peers:
+    """Who has answered, and when last; `changed` is set when somebody new has.
+
+    A connection whose source address has left the node is ended: the kernel sends nothing from that address, and a
+    watch that only listens would wait until it counts as stalled.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.changed = asyncio.Event()
+        self._clock = clock
+        self._answered: dict[str, float] = {}
+        self._sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._own: frozenset[str] = frozenset()
+
+    def saw(self, transport: Any) -> None:
+        """Take the other end of an answer's connection; None is one that has been closed."""
+        address = _end_of(transport, "peername")
+        if address is None:
+            return
+        source = _end_of(transport, "sockname")
+        if source is not None:
+            self._sources[transport] = source
+        known = self.recent()
+        self._answered.pop(address, None)
+        self._answered[address] = self._clock()
+        while len(self._answered) > MOST_PEERS:
+            del self._answered[next(iter(self._answered))]
+        if address not in known:
+            self.changed.set()
+
+    def recent(self) -> frozenset[str]:
+        """Those that have answered lately."""
+        since = self._clock() - LATELY
+        return frozenset(address for address, at in self._answered.items() if at >= since)
+
+    def keep_to(self, own: frozenset[str]) -> None:
+        """End the connections from an address that the node had at the last call, and has not among these."""
+        gone, self._own = self._own - own, own
+        for transport, source in tuple(self._sources.items()):
+            if source in gone:
+                transport.abort()
+
+
+def _end_of(transport: Any, which: str) -> str | None:
+    """The address of one end of a connection, or None without any."""
+    name = transport.get_extra_info(which) if transport is not None else None
+    return canonical(str(name[0])) if name else None

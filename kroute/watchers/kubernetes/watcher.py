@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 from kroute.model.kinds import WATCHED, WatchedKind
 from kroute.model.objects import Change
+from kroute.watchers import Room, Sink, always_room
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.reflector import Reflector
 from kroute.watchers.kubernetes.requests import Requests
 from kroute.watchers.kubernetes.timing import Timing
-from kroute.watchers.sink import Room, Sink, always_room
 
 
 class KubernetesWatcher:

@@ -17,7 +17,6 @@ from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile.ledger import Ledger, VirtualServerMade
 from kroute.settings import Settings
-from kroute.watchers.kubernetes import access
 from tests.apiserver import ApiServer
 from tests.builders import node
 from tests.fakes.ipvs import FakeIpvs
@@ -38,8 +37,8 @@ def levels(findings: list[Finding]) -> list[Level]:
 # The API server
 
 
-@pytest.mark.parametrize("permission", [*access.needed(), access.SERVICE_CIDRS], ids=str)
-async def test_each_missing_verb_is_named_with_its_resource(permission: access.Permission, tmp_path: Path) -> None:
+@pytest.mark.parametrize("permission", [*api_checks.needed(), api_checks.SERVICE_CIDRS], ids=str)
+async def test_each_missing_verb_is_named_with_its_resource(permission: api_checks.Permission, tmp_path: Path) -> None:
     async with ApiServer(token="secret") as server:
         server.access.forbid(permission.verb, permission.resource)
         findings, _ = await api_checks.check_api(settings_for(server, tmp_path))

@@ -18,12 +18,11 @@ from kroute.inspect.planned_state import read_key
 from kroute.model.kinds import WATCHED
 from kroute.model.objects import Applied
 from kroute.watchers import json_text
-from kroute.watchers.kubernetes.decoding import Malformed, ObjectDecoder, read_event, read_page
+from kroute.watchers.kubernetes.decoding import LineBuffer, Malformed, ObjectDecoder, read_event, read_page
 from kroute.watchers.kubernetes.errors import LONGEST_MESSAGE, ApiError
-from kroute.watchers.kubernetes.lines import LineBuffer
 from kroute.watchers.kubernetes.reflector import Reflector
 from kroute.watchers.kubernetes.server_presence import ServerPresence
-from kroute.watchers.manifests.file import UnreadableError, read_manifest
+from kroute.watchers.manifests import UnreadableError, read_manifest
 from tests.apiserver.encoding import encode
 from tests.unit.fuzz.objects import LEASE, NODE, SERVICE, SLICE
 from tests.unit.fuzz.strategies import damaged, fuzzed, hostile_json, spoilt

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kroute.runtime import names
+from kroute.runtime import runner
 from kroute.runtime.runner import run_to_the_end
 from tests.unit.watching import PATIENCE
 
@@ -49,13 +49,13 @@ def test_others_get_their_threads_while_very_many_names_are_looked_up(silent: Si
         assert len(silent.asked) == 100
         return asked
 
-    assert run_to_the_end(serve()) <= names.MOST_LOOK_UPS
+    assert run_to_the_end(serve()) <= runner.MOST_LOOK_UPS
 
 
 def test_a_look_up_has_a_limited_time_and_no_thread_too_many(
     silent: SilentServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(names, "LOOK_UP_WITHIN", 0.01)
+    monkeypatch.setattr(runner, "LOOK_UP_WITHIN", 0.01)
 
     async def serve() -> int:
         loop = asyncio.get_running_loop()
@@ -65,7 +65,7 @@ def test_a_look_up_has_a_limited_time_and_no_thread_too_many(
             assert refused.value.errno == socket.EAI_AGAIN
         return len(silent.asked)
 
-    assert run_to_the_end(serve()) == names.MOST_LOOK_UPS
+    assert run_to_the_end(serve()) == runner.MOST_LOOK_UPS
 
 
 def test_the_process_ends_before_a_look_up_does(silent: SilentServers) -> None:
@@ -89,7 +89,7 @@ def test_results_and_errors_are_those_of_the_library(error: Exception, monkeypat
         loop = asyncio.get_running_loop()
         assert ("127.0.0.1", 443) in [it[4] for it in await loop.getaddrinfo("localhost", 443, type=socket.SOCK_STREAM)]
         monkeypatch.setattr(socket, "getaddrinfo", fail)
-        for _ in range(2 * names.MOST_LOOK_UPS):
+        for _ in range(2 * runner.MOST_LOOK_UPS):
             with pytest.raises(type(error)):
                 await loop.getaddrinfo("localhost", 443)
         return 0
@@ -105,7 +105,7 @@ def test_a_thread_that_cannot_be_started_takes_no_place(monkeypatch: pytest.Monk
         loop = asyncio.get_running_loop()
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
-            for _ in range(2 * names.MOST_LOOK_UPS):
+            for _ in range(2 * runner.MOST_LOOK_UPS):
                 with pytest.raises(RuntimeError):
                     await loop.getaddrinfo("localhost", 443)
         return len(await loop.getaddrinfo("localhost", 443))

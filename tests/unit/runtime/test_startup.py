@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kroute.runtime import gc_tuning
-from kroute.runtime.gc_tuning import GcTuning
+from kroute.runtime import memory
+from kroute.runtime.memory import GcTuning
 
 UNUSED = (
     *("typing_extensions", "hashlib", "email", "multiprocessing", "attr", "encodings.idna", "unicodedata"),
@@ -17,7 +17,7 @@ UNUSED = (
     *("kroute.migration.cleanup", "kroute.director", "kroute.telemetry.metrics_port", "kroute.telemetry.status_page"),
     *("kroute.firewall.iptables.firewall", "kroute.firewall.nftables.firewall", "kroute.kernel.iptables.xtables"),
     *("kroute.inspect.explain", "kroute.inspect.dry_run", "kroute.inspect.answers", "kroute.inspect.status"),
-    *("kroute.telemetry.agent_status", "kroute.telemetry.kernel_reader", "kroute.watchers.manifests.watcher"),
+    *("kroute.telemetry.agent_status", "kroute.telemetry.kernel_reader", "kroute.watchers.manifests"),
     *("kroute.migration.flags", "kroute.migration.kube_proxy_configuration"),
     *("kroute.http.probes", "kroute.model.probes", "kroute.controllers.ipvs.confirmations"),
     *("kroute.controllers.direct_return", "kroute.kernel.pods", "kroute.kernel.net.steering"),
@@ -174,7 +174,7 @@ gc.callbacks.append(lambda phase, _: visited.append(phase))
 from kroute.cli.main import load
 before = len(visited)
 load("run")
-from kroute.runtime.gc_tuning import seldom
+from kroute.runtime.memory import seldom
 with seldom():
     from kroute.agent import wiring
 print(gc.get_threshold() == (700, 10, 10), len(visited) - before)
@@ -185,7 +185,7 @@ print(gc.get_threshold() == (700, 10, 10), len(visited) - before)
     def test_what_outlives_a_slow_collection_is_put_aside(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with GcTuning() as collector:
             collector.loaded()
-            monkeypatch.setattr(gc_tuning, "SLOW", 0.0)
+            monkeypatch.setattr(memory, "SLOW", 0.0)
             before, kept = gc.get_freeze_count(), [[number] for number in range(1000)]
             gc.collect()
             assert gc.get_freeze_count() >= before + len(kept)
@@ -193,7 +193,7 @@ print(gc.get_threshold() == (700, 10, 10), len(visited) - before)
     def test_what_outlives_a_quick_one_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with GcTuning() as collector:
             collector.loaded()
-            monkeypatch.setattr(gc_tuning, "SLOW", 60.0)
+            monkeypatch.setattr(memory, "SLOW", 60.0)
             before, kept = gc.get_freeze_count(), [[number] for number in range(1000)]
             gc.collect()
             gc.collect(0)
@@ -203,12 +203,12 @@ print(gc.get_threshold() == (700, 10, 10), len(visited) - before)
     def test_a_collection_is_started_after_so_many_plans(self) -> None:
         with GcTuning() as collector:
             gone: list[str] = []
-            collector.made(10 * gc_tuning.PLANS)  # none yet: the initial sync is not over
+            collector.made(10 * memory.PLANS)  # none yet: the initial sync is not over
             collector.loaded()
             gc.disable()
             try:
                 make_cycle(gone)
-                collector.made(gc_tuning.PLANS - 1)
+                collector.made(memory.PLANS - 1)
                 assert gone == []
                 collector.made(1)
                 assert gone == ["gone"]

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from kroute import __version__
 from kroute.checks.running_proxies import Sign
-from kroute.http import fair_listener, listener
+from kroute.http import fair_listener, server
 from kroute.http.fair_listener import Budget
 from kroute.model.objects import Applied, Deleted, Node, NodeMeta, NodeSpec, ObjectKey, Taint
 from kroute.settings import ListenAddress
@@ -163,7 +163,7 @@ async def test_it_is_read_only(agent: Observed) -> None:
 
 
 async def test_a_port_that_somebody_else_has_is_reported_once_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "FIRST_RETRY", 0.02)
+    monkeypatch.setattr(server, "FIRST_RETRY", 0.02)
     agent = Observed()
     with socket.create_server((LOCALHOST, agent.health_port)):
         async with agent.running():
@@ -179,7 +179,7 @@ async def test_a_port_that_somebody_else_has_is_reported_once_and_waited_for(mon
 
 
 async def test_no_port_spends_what_another_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "Budget", lambda _: Budget(20, clock=lambda: 7.0))
+    monkeypatch.setattr(server, "Budget", lambda _: Budget(20, clock=lambda: 7.0))
     monkeypatch.setattr(fair_listener, "owner_of", lambda _: None)
     agent = Observed()
     request = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"

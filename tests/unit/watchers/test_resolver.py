@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kroute.watchers.resolver import dns_servers
+from kroute.watchers.node import dns_servers
 
 
 def test_the_servers_of_all_files_in_canonical_text(tmp_path: Path) -> None:

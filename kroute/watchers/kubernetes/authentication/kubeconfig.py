@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from kroute.settings.wording import in_words
+from kroute.base.wording import in_words
 from kroute.watchers import yaml_text
 from kroute.watchers.kubernetes.authentication import exec_plugin
 from kroute.watchers.kubernetes.authentication.configuration import (

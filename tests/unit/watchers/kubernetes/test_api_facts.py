@@ -12,7 +12,7 @@ from kroute.watchers.kubernetes import api_facts
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.api_facts import SERVICE_CIDRS, ApiFactsWatcher, read_api_facts, resolved
 from kroute.watchers.kubernetes.errors import ApiError, UnreachableError
-from kroute.watchers.kubernetes.peers import Peers
+from kroute.watchers.kubernetes.server_presence import Peers
 from tests.apiserver import ApiServer
 from tests.unit.watching import eventually, running
 

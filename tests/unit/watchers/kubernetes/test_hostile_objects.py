@@ -11,10 +11,9 @@ import structlog.testing
 
 from kroute.model.kinds import SERVICES
 from kroute.model.objects import Applied, EndpointSlice, Service
-from kroute.watchers.kubernetes import decoding, lines, reflector
-from kroute.watchers.kubernetes.decoding import ObjectDecoder
+from kroute.watchers.kubernetes import decoding, reflector
+from kroute.watchers.kubernetes.decoding import LineBuffer, ObjectDecoder
 from kroute.watchers.kubernetes.errors import LONGEST_MESSAGE, AnswerTooLongError, ApiError
-from kroute.watchers.kubernetes.lines import LineBuffer
 from kroute.watchers.kubernetes.reflector import Reflector
 from tests.apiserver import ApiServer, Features
 from tests.apiserver.encoding import Verbatim, encode, nested
@@ -172,7 +171,7 @@ async def test_what_is_refused_is_said_in_one_line_of_bounded_length() -> None:
 
 async def test_an_object_that_is_too_long_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "LONGEST_OBJECT", 10_000)
-    monkeypatch.setattr(lines, "LONGEST_LINE", 12_000)
+    monkeypatch.setattr(decoding, "LONGEST_LINE", 12_000)
     long = with_metadata(b'"managedFields":"%b"' % (b"x" * 50_000))
     buffer = LineBuffer()
     sent = b"\n".join([event("ADDED", victim("a", 6)), event("ADDED", long), event("ADDED", victim("z", 7)), b""])

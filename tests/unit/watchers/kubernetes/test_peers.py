@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from kroute.watchers.kubernetes.peers import LATELY, MOST, Peers
+from kroute.watchers.kubernetes.server_presence import LATELY, MOST_PEERS, Peers
 
 
 class Transport:
@@ -52,9 +52,9 @@ def test_what_has_no_address_is_nobody(transport: Transport | None) -> None:
 
 def test_no_more_than_a_few_are_remembered() -> None:
     peers = Peers()
-    for number in range(MOST + 4):
+    for number in range(MOST_PEERS + 4):
         peers.saw(Transport(f"10.0.0.{number}", 6443))
-    assert len(peers.recent()) == MOST
+    assert len(peers.recent()) == MOST_PEERS
     assert "10.0.0.3" not in peers.recent()
 
 

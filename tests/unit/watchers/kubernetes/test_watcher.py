@@ -7,9 +7,9 @@ from pathlib import Path
 from kroute.model.kinds import WATCHED
 from kroute.model.objects import Change, EndpointSlice, Node, Service
 from kroute.settings import Settings
+from kroute.watchers import BATCH
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.watcher import KEPT, FollowedCluster, KubernetesWatcher, followed
-from kroute.watchers.sink import BATCH
 from tests.apiserver import ApiServer
 from tests.unit.watching import (
     Follower,

@@ -14,10 +14,9 @@ import pytest
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.authentication import kubeconfig as module
-from kroute.watchers.kubernetes.authentication.configuration import Configuration
+from kroute.watchers.kubernetes.authentication.configuration import Configuration, context_for
 from kroute.watchers.kubernetes.authentication.kubeconfig import KubeconfigCredentials
 from kroute.watchers.kubernetes.errors import ConfigurationError, UnreachableError
-from kroute.watchers.kubernetes.http.tls import context_for
 from tests.apiserver import ApiServer
 from tests.unit.watchers.kubernetes.test_api import NODES, make_certificate
 

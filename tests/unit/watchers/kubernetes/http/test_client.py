@@ -14,12 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from kroute.watchers.kubernetes.authentication.configuration import Configuration
+from kroute.watchers.kubernetes.authentication.configuration import READ_AT_ONCE, Configuration, context_for
 from kroute.watchers.kubernetes.http import client as module
-from kroute.watchers.kubernetes.http.client import HttpClient
+from kroute.watchers.kubernetes.http.client import HttpClient, proxy_to
 from kroute.watchers.kubernetes.http.connection import INFLATED_AT_ONCE, LONGEST_HEAD, Answer, HttpError
-from kroute.watchers.kubernetes.http.proxies import proxy_to
-from kroute.watchers.kubernetes.http.tls import READ_AT_ONCE, context_for
 from tests.unit.watchers.kubernetes.test_api import make_certificate
 from tests.unit.watching import PATIENCE
 
@@ -394,7 +392,7 @@ from pathlib import Path
 from kroute.watchers.kubernetes.api_facts import resolved
 from kroute.watchers.kubernetes.authentication.configuration import Configuration
 from kroute.watchers.kubernetes.http.client import HttpClient
-from kroute.watchers.kubernetes.http.tls import context_for
+from kroute.watchers.kubernetes.authentication.configuration import context_for
 
 async def serve(reader, writer):
     await reader.readuntil(b"\\r\\n\\r\\n")

@@ -1,4 +1,4 @@
-"""Keep the garbage collector's work small while kroute holds many live objects.
+"""Memory: little work for the garbage collector while kroute holds many objects, and what is freed is returned.
 
 Nearly everything that kroute holds (objects of the API, plans, applied state) is in no cycle, so its reference count
 frees it when it is replaced. Cycles come from failures, a few each. Yet a full collection visits every object: with
@@ -13,8 +13,16 @@ freeze is never freed. Long-lived objects form no cycles, and a watch that resta
 
 Python starts a collection when the count of objects has grown by a threshold. Plans replace plans, so the count does
 not grow and no collection starts; new plans would pile up. So one is also started after every 256 plans.
+
+A list read in one piece, or a scan of the kernel, needs tens of megabytes for a moment. glibc takes large blocks from
+the system and returns them. But after the first one is freed, it takes the next ones, of up to 32 MiB, from its own
+heap, and a small block behind them keeps them there forever (mallopt(3), M_MMAP_THRESHOLD). Each block from the system
+costs system calls, and a page fault for each page. So the limit is above the 256 KiB that asyncio allocates for each
+read of a socket; with glibc's 128 KiB these caused half of the page faults of a large initial sync. The free end of the
+heap is not returned at once, either.
 """
 
+import ctypes
 import gc
 import time
 from collections.abc import Iterator
@@ -23,16 +31,20 @@ from typing import Self
 
 SLOW = 0.004
 """Seconds. After a full collection that took longer, the surviving objects are frozen."""
-
 PLANS = 256
 """How many plans are made between two full collections."""
-
 _YOUNG = (1_000, 5)
 """How many objects are created (less those freed) before the youngest generation is collected, and how many such
 collections happen before the middle generation is."""
 _NEVER = 1_000_000
 _SELDOM = (100_000, _NEVER, _NEVER)
 """The same while an agent starts: it visits each object once at most, and some 20 MiB of garbage can pile up."""
+_M_MMAP_THRESHOLD = -3
+_LARGE = 1 << 20
+"""Bytes; glibc's default is 128 KiB."""
+_M_TRIM_THRESHOLD = -1
+_KEPT = 4 << 20
+"""Bytes at the end of the heap that are kept although they are free; glibc's default is 128 KiB."""
 
 
 @contextmanager
@@ -94,3 +106,18 @@ class GcTuning:
             self._started = time.perf_counter()
         elif time.perf_counter() - self._started > SLOW:
             gc.freeze()
+
+
+def return_large_blocks() -> None:
+    """Always return large blocks when they are freed, and keep smaller ones. Does nothing without glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)
+
+
+def return_free_pages() -> None:
+    """Return every page that holds nothing (malloc_trim(3)). Takes some milliseconds. Does nothing without glibc."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)

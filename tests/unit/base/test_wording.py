@@ -6,7 +6,7 @@ import urllib.error
 
 import pytest
 
-from kroute.settings.wording import in_words, with_path
+from kroute.base.wording import in_words, with_path
 
 
 @pytest.mark.parametrize(

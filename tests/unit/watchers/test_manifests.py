@@ -16,10 +16,9 @@ from structlog.testing import capture_logs
 
 from kroute.kernel import inotify
 from kroute.model.objects import EndpointSlice, Node, Service
+from kroute.watchers import manifests as manifests_watcher
 from kroute.watchers.kubernetes.errors import ConfigurationError
-from kroute.watchers.manifests import watcher as manifests_watcher
-from kroute.watchers.manifests.file import Part, read_manifest
-from kroute.watchers.manifests.watcher import ManifestWatcher
+from kroute.watchers.manifests import ManifestWatcher, Part, read_manifest
 from tests.unit.watching import PATIENCE, Follower, key, labelled, running, service
 
 WEB = """\
@@ -307,7 +306,7 @@ def test_manifests_in_json_need_neither_yaml_nor_the_api_client(tmp_path: Path) 
     program = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
-        "from kroute.watchers.manifests.watcher import ManifestWatcher\n"
+        "from kroute.watchers.manifests import ManifestWatcher\n"
         "async def main():\n"
         "    listed = asyncio.Event()\n"
         "    task = asyncio.ensure_future(\n"

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from kroute.runtime import malloc_tuning
+from kroute.runtime import memory
 
 PROGRAM = """
 import sys
-from kroute.runtime import malloc_tuning
+from kroute.runtime import memory
 
 def resident():
     [line] = [line for line in open("/proc/self/status") if line.startswith("VmRSS")]
@@ -31,9 +31,9 @@ print(resident() - base)
 
 LOOKS_AT_A_SOCKET = """
 import resource
-from kroute.runtime import malloc_tuning
+from kroute.runtime import memory
 
-malloc_tuning.return_large_blocks()
+memory.return_large_blocks()
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(200):
     block = b"x" * (256 << 10)
@@ -60,16 +60,16 @@ class TestGlibc:
         assert growth() > 30
 
     def test_large_blocks_are_returned_when_they_are_freed(self) -> None:
-        assert growth(before="malloc_tuning.return_large_blocks()") < 5
+        assert growth(before="memory.return_large_blocks()") < 5
 
     def test_what_each_look_at_a_socket_needs_is_used_again(self) -> None:
         assert measured(LOOKS_AT_A_SOCKET) < 2  # page faults
 
     def test_pages_that_hold_nothing_are_returned_on_demand(self) -> None:
-        assert growth(after="malloc_tuning.return_free_pages()") < 5
+        assert growth(after="memory.return_free_pages()") < 5
 
 
 def test_another_c_library_need_not_have_these_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(malloc_tuning.ctypes, "CDLL", lambda _: object())
-    malloc_tuning.return_large_blocks()
-    malloc_tuning.return_free_pages()
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: object())
+    memory.return_large_blocks()
+    memory.return_free_pages()

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from kroute.watchers import manifests as module
 from kroute.watchers import yaml_text
-from kroute.watchers.manifests import file as module
-from kroute.watchers.manifests.file import Faulty, Found, UnreadableError, read_manifest
-from tests.unit.watchers.manifests.test_watcher import WEB, events, following, write
+from kroute.watchers.manifests import Faulty, Found, UnreadableError, read_manifest
+from tests.unit.watchers.test_manifests import WEB, events, following, write
 from tests.unit.watching import service
 
 BILLION = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(

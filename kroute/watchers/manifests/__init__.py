@@ -1,1 +1,0 @@
-"""Follow a directory of manifests as if it were a cluster."""
