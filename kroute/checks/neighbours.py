@@ -28,14 +28,13 @@ from kroute.firewall.iptables.address_sets import PREFIX
 from kroute.firewall.nftables.names import TABLE
 from kroute.kernel.errors import UNINTELLIGIBLE
 from kroute.kernel.iptables.nft_rules import RuleReader
-from kroute.kernel.iptables.saved import SavedRule, SavedTable, parse_saved
-from kroute.kernel.iptables.tools import VARIANTS, Variant
+from kroute.kernel.iptables.tools import VARIANTS, SavedRule, SavedTable, Variant, parse_saved
 from kroute.kernel.net.policy_routing import WHOLE_MARK, PolicyRule
 from kroute.kernel.net.steering import TABLE as STEERING
 from kroute.kernel.netlink.message import attributes, to_text, to_u32
-from kroute.kernel.nftables.chains import FAMILIES, NftChain
 from kroute.kernel.nftables.expressions import DATA_VALUE, Meta, parse_expression
-from kroute.kernel.nftables.objects import NftRule, Table
+from kroute.kernel.nftables.messages import FAMILIES
+from kroute.kernel.nftables.objects import NftChain, NftRule, Table
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.settings import Settings
 

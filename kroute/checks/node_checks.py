@@ -14,12 +14,11 @@ from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled
 from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
 from kroute.kernel.clients import IpvsClient, LinkClient, SysctlClient
-from kroute.kernel.iptables.installed import missing_libraries
-from kroute.kernel.iptables.tools import XtablesTools
+from kroute.kernel.iptables.tools import XtablesTools, missing_libraries
 from kroute.kernel.mounts import VOLATILE, file_system_of
 from kroute.kernel.net.policy_routing import PolicyRouting
-from kroute.kernel.nftables.chains import NftChain
 from kroute.kernel.nftables.client import Nftables
+from kroute.kernel.nftables.objects import NftChain
 from kroute.kernel.node_kernel import ClientName, NodeKernel, open_kernel
 from kroute.kernel.sysctl import Sysctls
 from kroute.model.addresses import Family

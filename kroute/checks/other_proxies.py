@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 from kroute.firewall.backend import clients_of
 from kroute.kernel.iptables.tools import legacy_tables
 from kroute.kernel.modules import is_present
-from kroute.kernel.nftables.chains import NftChain
+from kroute.kernel.nftables.objects import NftChain
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.addresses import Family
 from kroute.settings import Settings

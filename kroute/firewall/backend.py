@@ -29,7 +29,7 @@ def _make_iptables(settings: Settings, kernel: NodeKernel) -> Firewall:
 
 
 def _iptables_lacks() -> list[str]:
-    from kroute.kernel.iptables.installed import missing_libraries  # noqa: PLC0415  as above
+    from kroute.kernel.iptables.tools import missing_libraries  # noqa: PLC0415  as above
 
     return missing_libraries()
 

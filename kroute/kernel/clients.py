@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from kroute.kernel.net.routes import LocalRoute, RouteChange
     from kroute.kernel.net.steering import Steer
     from kroute.kernel.nftables import objects as nft
-    from kroute.kernel.nftables.chains import NftChain
-    from kroute.kernel.nftables.objects import ElementChange, NftChange, Table, TableState
+    from kroute.kernel.nftables.objects import ElementChange, NftChain, NftChange, Table, TableState
     from kroute.kernel.pods.namespaces import PodNamespace
     from kroute.kernel.pods.pod_network import PodTunnel
 

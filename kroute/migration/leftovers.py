@@ -26,8 +26,7 @@ from kroute.checks.other_proxies import (
     OtherProxy,
 )
 from kroute.kernel.ipset import Element
-from kroute.kernel.iptables.saved import SavedRule, SavedTable
-from kroute.kernel.iptables.tools import VARIANTS
+from kroute.kernel.iptables.tools import VARIANTS, SavedRule, SavedTable
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
 from kroute.kernel.nftables.objects import Table

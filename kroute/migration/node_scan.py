@@ -10,8 +10,7 @@ from kroute.checks.preflight import CAPABILITY_NUMBERS, has_capability
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Element, Ipset
 from kroute.kernel.iptables.nft_rules import TABLES, read_rules
-from kroute.kernel.iptables.saved import SavedTable, parse_saved
-from kroute.kernel.iptables.tools import VARIANTS, Variant, XtablesTools, legacy_tables
+from kroute.kernel.iptables.tools import VARIANTS, SavedTable, Variant, XtablesTools, legacy_tables, parse_saved
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.marks import IpvsMarks
 from kroute.kernel.modules import is_present

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Self, TypeVar
 
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.nftables.chains import NftChain
 from kroute.kernel.nftables.objects import (
     FAMILY_NAMES,
     AddElements,
@@ -16,6 +15,7 @@ from kroute.kernel.nftables.objects import (
     DeleteTable,
     Element,
     ElementChange,
+    NftChain,
     NftChange,
     NftRule,
     NftSet,

@@ -8,9 +8,8 @@ import pytest
 
 from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES, OtherProxy
 from kroute.kernel.iptables.nft_rules import TABLES, read_rules
-from kroute.kernel.iptables.saved import SavedTable, parse_saved
 from kroute.kernel.iptables.table_digest import legacy_chains, legacy_outline, table_digest
-from kroute.kernel.iptables.tools import legacy_tables
+from kroute.kernel.iptables.tools import SavedTable, legacy_tables, parse_saved
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import Table
 from kroute.migration.leftovers import part_of

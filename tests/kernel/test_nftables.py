@@ -1,7 +1,7 @@
 """Chains of nf_tables are seen, whichever program made them: tried in the family bridge, which every lab kernel has."""
 
-from kroute.kernel.nftables.chains import NftChain
 from kroute.kernel.nftables.client import Nftables
+from kroute.kernel.nftables.objects import NftChain
 from tests.kernel.nodes import run
 
 

@@ -14,7 +14,7 @@ from ipaddress import ip_network
 from typing import Protocol, TypeVar
 
 from kroute.kernel.errors import UNINTELLIGIBLE
-from kroute.kernel.iptables.saved import SavedRule, SavedTable
+from kroute.kernel.iptables.tools import SavedRule, SavedTable
 from kroute.kernel.netlink.message import attributes
 from kroute.kernel.nftables.expressions import (
     DATA_VALUE,

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import dropwhile
 
 from kroute.kernel.digest import Digest
-from kroute.kernel.iptables.saved import SavedRule, SavedTable, parse_saved
-from kroute.kernel.iptables.tools import Variant, XtablesTools
+from kroute.kernel.iptables.tools import SavedRule, SavedTable, Variant, XtablesTools, parse_saved
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.kernel.nftables.client import Nftables
 

@@ -1,4 +1,4 @@
-"""Reads and changes rules in both variants of iptables, with the iptables package's tools.
+"""The iptables package: its tools, which read and change rules in both variants of iptables, and its libraries.
 
 kroute writes most of its rules to the legacy tables with python-iptables, which supports no other variant. The tools
 support both. They delete a rule by its text, so a rule that was changed since it was read is not deleted. They take the
@@ -8,16 +8,126 @@ xtables lock where the variant has one. What iptables-nft has written can also b
 
 import asyncio
 import errno
+import importlib.util
+import re
+import shlex
 import socket
+import sysconfig
+from collections.abc import Set
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError
 
+LIBRARY_DIRECTORIES = ("usr/lib/*-linux-*", "usr/lib64", "usr/lib", "usr/local/lib", "lib/*-linux-*", "lib64", "lib")
+
 LOCK_SECONDS = 5
 """For how many seconds the tools wait for the xtables lock."""
 LONGEST = 60.0
 """After how many seconds a tool is ended: a table of kube-proxy's may have hundreds of thousands of rules."""
+
+
+@dataclass(frozen=True)
+class SavedRule:
+    """One line that begins with `-A`. `text` is the rest of it. `handle` is nf_tables' number for the rule, or 0."""
+
+    text: str
+    handle: int = 0
+
+    @cached_property
+    def words(self) -> list[str]:
+        """The words of the rule. The first is the chain."""
+        return shlex.split(self.text)
+
+    @property
+    def chain(self) -> str:
+        """The rule's chain. Found without splitting the text, since there may be hundreds of thousands of rules."""
+        return self.text.partition(" ")[0]
+
+    def after(self, option: str) -> str:
+        """The word after an option, or "" if the rule does not have the option, or negates it."""
+        words = self.words
+        if option not in words[1:-1]:
+            return ""
+        at = words.index(option, 1)
+        return "" if words[at - 1] == "!" else words[at + 1]
+
+    @property
+    def target(self) -> str:
+        """The chain or target of `-j`, or of `-g`."""
+        return self.after("-j") or self.after("-g")
+
+
+@dataclass
+class SavedTable:
+    """One table: the policies of its built-in chains, its other chains, and every rule in order.
+
+    `jumps` are (chain, target) of rules of which no more is kept.
+    """
+
+    name: str
+    policies: dict[str, str] = field(default_factory=dict)
+    chains: list[str] = field(default_factory=list)
+    rules: list[SavedRule] = field(default_factory=list)
+    jumps: list[tuple[str, str]] = field(default_factory=list)
+
+    def rules_of(self, chain: str) -> list[SavedRule]:
+        return [rule for rule in self.rules if rule.chain == chain]
+
+    def targets_of(self, chains: Set[str]) -> set[str]:
+        """Where the rules of these chains lead."""
+        found = {rule.target for rule in self.rules if rule.chain in chains}
+        return found | {target for chain, target in self.jumps if chain in chains}
+
+
+def parse_saved(text: str) -> list[SavedTable]:
+    """The tables in the output of iptables-save."""
+    tables: list[SavedTable] = []
+    for line in text.splitlines():
+        if line.startswith("*"):
+            tables.append(SavedTable(line[1:].strip()))
+        elif line.startswith(":"):
+            name, policy = line[1:].split()[:2]
+            if policy == "-":
+                tables[-1].chains.append(name)
+            else:
+                tables[-1].policies[name] = policy
+        elif line.startswith("-A "):
+            tables[-1].rules.append(SavedRule(line[3:]))
+    return tables
+
+
+def find_python_iptables() -> Path:
+    """The directory in which the package is. Raises KernelError if it is not installed."""
+    found = importlib.util.find_spec("iptc")
+    if found is None or found.origin is None:
+        raise KernelError("the Python package python-iptables is not installed; install kroute[iptables]")
+    return Path(found.origin).parents[1]
+
+
+def find_libxtables() -> tuple[Path, str]:
+    """The directory of libxtables and its extensions, and its version. Raises KernelError if it is not installed."""
+    multiarch = sysconfig.get_config_var("MULTIARCH")
+    patterns = ([f"usr/lib/{multiarch}"] if multiarch else []) + list(LIBRARY_DIRECTORIES)
+    for pattern in patterns:
+        for path in sorted(Path("/").glob(f"{pattern}/libxtables.so.*")):
+            found = re.search(r"\.so\.(\d+)$", path.name)
+            if found and (path.parent / "xtables").is_dir():
+                return path.parent, found[1]
+    raise KernelError("cannot find libxtables and its extensions; install the package iptables")
+
+
+def missing_libraries() -> list[str]:
+    """One sentence for each library that is missing; it ends in `; ` and the next step."""
+    missing = []
+    for find in (find_python_iptables, find_libxtables):
+        try:
+            find()
+        except KernelError as error:
+            missing.append(str(error))
+    return missing
 
 
 class Variant(NamedTuple):

@@ -208,8 +208,7 @@ class Xtables:
             return self._work_on(name, work)
 
     def _work_on(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
-        from kroute.kernel.iptables.library import iptc  # noqa: PLC0415
-        from kroute.kernel.iptables.table import OpenTable  # noqa: PLC0415
+        from kroute.kernel.iptables.table import OpenTable, iptc  # noqa: PLC0415
 
         tool, module = ("ip6tables", "ip6table") if self.family == socket.AF_INET6 else ("iptables", "iptable")
         try:

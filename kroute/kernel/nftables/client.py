@@ -12,19 +12,23 @@ from functools import partial
 from typing import TypeVar
 
 from kroute.kernel.errors import UNINTELLIGIBLE, Failure, KernelError, describe_errno, none_if_refused
+from kroute.kernel.modules import is_present
 from kroute.kernel.netlink.batch import BatchSocket
 from kroute.kernel.netlink.client import NetlinkClient, only
 from kroute.kernel.netlink.message import NLM_F_DUMP, text
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
-from kroute.kernel.nftables.chains import NftChain, every_chain, every_table
-from kroute.kernel.nftables.elements import Key, decode_elements, parse_keys
 from kroute.kernel.nftables.messages import (
     LIST_SET,
     NFNL_SUBSYS_NFTABLES,
+    Key,
     Message,
+    decode_elements,
+    parse_any_chain,
+    parse_any_table,
     parse_chain,
     parse_generation,
     parse_is_dormant,
+    parse_keys,
     parse_rule,
     parse_set,
     query,
@@ -36,6 +40,7 @@ from kroute.kernel.nftables.objects import (
     DeleteElements,
     Element,
     ElementChange,
+    NftChain,
     NftChange,
     NftRule,
     NftSet,
@@ -73,11 +78,11 @@ class Nftables(NetlinkClient):
 
     async def chains(self) -> list[NftChain]:
         """All chains of all families; none if the kernel has not loaded nf_tables, which this does not load."""
-        return await every_chain(self._netlink)
+        return await self._dump_all(Message.GETCHAIN, parse_any_chain)
 
     async def tables(self) -> list[tuple[str, str]]:
         """The family's name in nft(8) and the name of each table; none as above."""
-        return await every_table(self._netlink)
+        return await self._dump_all(Message.GETTABLE, parse_any_table)
 
     async def transact(
         self, table: Table, changes: Sequence[NftChange], *, generation: int = 0
@@ -154,6 +159,12 @@ class Nftables(NetlinkClient):
     def foreign_changes(self, tables: Collection[Table]) -> TableMonitor:
         """Follow changes of these tables that other sockets make. The caller opens what it gets."""
         return TableMonitor(tables, self._netlink.port)
+
+    async def _dump_all(self, kind: Message, parse: Callable[[bytes], T]) -> list[T]:
+        if not is_present("nf_tables"):
+            return []
+        request = self._netlink.request(query(kind, NLM_F_DUMP), parse)
+        return await none_if_refused(request, errno.EINVAL, errno.EOPNOTSUPP) or []
 
     async def _state(self, table: Table) -> TableState | None:
         is_dormant = await self._is_dormant(table)

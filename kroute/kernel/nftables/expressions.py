@@ -11,7 +11,7 @@ import sys
 from enum import IntEnum
 
 from kroute.kernel.errors import UNINTELLIGIBLE
-from kroute.kernel.netlink.message import attribute, attributes, text, to_text, u8
+from kroute.kernel.netlink.message import attribute, attributes, be32, text, to_text, u8
 
 LIST_ELEMENT = 1
 EXPRESSION_NAME, EXPRESSION_DATA = 1, 2
@@ -37,7 +37,6 @@ KNOWN_ATTRIBUTES = {
 }
 """The highest attribute of each expression that kroute knows the meaning of."""
 
-_BE32 = struct.Struct("!I")
 _BE64 = struct.Struct("!Q")
 
 
@@ -117,72 +116,72 @@ def number(value: int) -> bytes:
 
 def payload(to: int, header: Header, offset: int, length: int) -> bytes:
     """Load bytes of the packet into a register."""
-    return _expression("payload", _be32(1, to), _be32(2, header), _be32(3, offset), _be32(4, length))
+    return _expression("payload", be32(1, to), be32(2, header), be32(3, offset), be32(4, length))
 
 
 def meta(to: int, key: Meta) -> bytes:
     """Load what the kernel knows of the packet into a register."""
-    return _expression("meta", _be32(2, key), _be32(1, to))
+    return _expression("meta", be32(2, key), be32(1, to))
 
 
 def set_meta(key: Meta, of: int) -> bytes:
     """Set what the kernel knows of the packet to a register's content."""
-    return _expression("meta", _be32(2, key), _be32(3, of))
+    return _expression("meta", be32(2, key), be32(3, of))
 
 
 def ct(to: int, key: Ct) -> bytes:
     """Load what conntrack knows of the packet's connection into a register."""
-    return _expression("ct", _be32(1, to), _be32(2, key))
+    return _expression("ct", be32(1, to), be32(2, key))
 
 
 def fib_type_of_destination(to: int) -> bytes:
     """Load the RouteType of the packet's destination into a register: four bytes, as of a packet without a mark."""
     # NFTA_FIB_DREG, NFTA_FIB_RESULT: NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_FLAGS: NFTA_FIB_F_DADDR
-    return _expression("fib", _be32(1, to), _be32(2, 3), _be32(3, 2))
+    return _expression("fib", be32(1, to), be32(2, 3), be32(3, 2))
 
 
 def bitwise(at: int, mask: bytes, xor: bytes) -> bytes:
     """Combine a register's content with `mask` by AND, then with `xor` by XOR. Both have the content's length."""
-    sizes = _be32(1, at), _be32(2, at), _be32(3, len(mask)), _be32(6, 0)
+    sizes = be32(1, at), be32(2, at), be32(3, len(mask)), be32(6, 0)
     return _expression("bitwise", *sizes, attribute(4, _value(mask)), attribute(5, _value(xor)))
 
 
 def compare(at: int, value: bytes, *, equal: bool = True) -> bytes:
     """Match if a register begins with these bytes (`equal`), or if it does not."""
-    return _expression("cmp", _be32(1, at), _be32(2, 0 if equal else 1), attribute(3, _value(value)))
+    return _expression("cmp", be32(1, at), be32(2, 0 if equal else 1), attribute(3, _value(value)))
 
 
 def lookup(set_name: str, key: int, *, inverted: bool = False) -> bytes:
     """Match if the set has the key that begins at a register, or (`inverted`) if it does not have it."""
-    return _expression("lookup", text(1, set_name), _be32(2, key), _be32(5, int(inverted)))
+    return _expression("lookup", text(1, set_name), be32(2, key), be32(5, int(inverted)))
 
 
 def immediate(to: int, value: bytes) -> bytes:
     """Load bytes into a register."""
-    return _expression("immediate", _be32(1, to), attribute(2, _value(value)))
+    return _expression("immediate", be32(1, to), attribute(2, _value(value)))
 
 
 def verdict(decision: VerdictCode, chain: str = "") -> bytes:
     """Decide what becomes of the packet; JUMP and GOTO name a chain."""
-    parts = _be32(VERDICT_CODE, decision & 0xFFFFFFFF) + (text(VERDICT_CHAIN, chain) if chain else b"")
-    return _expression("immediate", _be32(1, NO_REGISTER), attribute(2, attribute(DATA_VERDICT, parts)))
+    parts = be32(VERDICT_CODE, decision & 0xFFFFFFFF) + (text(VERDICT_CHAIN, chain) if chain else b"")
+    return _expression("immediate", be32(1, NO_REGISTER), attribute(2, attribute(DATA_VERDICT, parts)))
 
 
 def masquerade(*, fully_random: bool) -> bytes:
     """Replace the source by an address of the interface on which the packet leaves."""
-    return _expression("masq", _be32(1, FULLY_RANDOM)) if fully_random else _expression("masq")
+    return _expression("masq", be32(1, FULLY_RANDOM)) if fully_random else _expression("masq")
 
 
 def source_nat(family: int, address: int, *, fully_random: bool) -> bytes:
     """Replace the source by the address in a register. `family` is AF_INET or AF_INET6."""
     # 0x1 is NF_NAT_RANGE_MAP_IPS, which the kernel adds where an address is given.
     flags = 0x1 | (FULLY_RANDOM if fully_random else 0)
-    return _expression("nat", _be32(1, 0), _be32(2, family), _be32(3, address), _be32(4, address), _be32(7, flags))
+    return _expression("nat", be32(1, 0), be32(2, family), be32(3, address), be32(4, address), be32(7, flags))
 
 
 def reject(refusal: Refusal, code: int = 0) -> bytes:
     """Answer that the packet is refused, and drop it. `code` is that of the ICMP message."""
-    parts = [_be32(1, refusal)]
+    parts = [be32(1, refusal)]
     if refusal is Refusal.ICMP:
         parts.append(u8(2, code))
     return _expression("reject", *parts)
@@ -225,10 +224,6 @@ def parse_expression(expression: bytes) -> tuple[str, dict[int, bytes]]:
 def _expression(name: str, *parts: bytes) -> bytes:
     content = text(EXPRESSION_NAME, name) + attribute(EXPRESSION_DATA, b"".join(parts))
     return attribute(LIST_ELEMENT, content)
-
-
-def _be32(kind: int, value: int) -> bytes:
-    return attribute(kind, _BE32.pack(value))
 
 
 def _value(value: bytes) -> bytes:

@@ -60,6 +60,19 @@ class Chain(NamedTuple):
     drops: bool = False
 
 
+class NftChain(NamedTuple):
+    """A chain of any program. `family` is the family's name in nft(8).
+
+    `hook` is that of a base chain in the families ip, ip6, inet and bridge, else "". `drops`: its policy is to drop.
+    """
+
+    family: str
+    table: str
+    name: str
+    hook: str = ""
+    drops: bool = False
+
+
 class NftRule(NamedTuple):
     """A rule: the encoded expressions (`kroute.kernel.nftables.expressions`), and a comment of at most 127 bytes."""
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
 from kroute.kernel.netlink.client import NetlinkClient
-from kroute.kernel.netlink.message import iterate_messages, text
+from kroute.kernel.netlink.message import NFNETLINK_HEADER, iterate_messages, text
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
 from kroute.kernel.netlink.socket_filter import (
     ADD,
@@ -29,7 +29,6 @@ from kroute.kernel.netlink.socket_filter import (
     Instruction,
 )
 from kroute.kernel.nftables.messages import (
-    HEADER,
     NFNL_SUBSYS_NFTABLES,
     NFNLGRP_NFTABLES,
     TABLE_NAME,
@@ -124,7 +123,7 @@ class TableMonitor(NetlinkClient):
 
     def _is_about_ours(self, payload: bytes) -> bool:
         """Whether an event is about one of the tables: its name is the first attribute of every event."""
-        start = HEADER.size
+        start = NFNETLINK_HEADER.size
         length = int.from_bytes(payload[start : start + 2], sys.byteorder)
         padded = (length + 3) & ~3
         return (payload[0], payload[start : start + padded]) in self._tables

@@ -7,14 +7,16 @@ from typing import NamedTuple
 
 from kroute.kernel.errors import Failure
 from kroute.kernel.netlink.message import text
-from kroute.kernel.nftables.elements import MESSAGE_ELEMENTS, elements_message, encode_element
 from kroute.kernel.nftables.messages import (
     CHAIN_NAME,
     LIST_SET,
+    MESSAGE_ELEMENTS,
     RULE_CHAIN,
     SET_NAME,
     Message,
     del_rule,
+    elements_message,
+    encode_element,
     new_chain,
     new_rule,
     new_set,

@@ -13,10 +13,8 @@ from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.net.routes import RouteLookup
 from kroute.kernel.net.steering import Steer, Steering
 from kroute.kernel.netlink.message import address_family
-from kroute.kernel.pods.entering import routing_socket
-from kroute.kernel.pods.messages import KINDS
-from kroute.kernel.pods.namespaces import PROC, PodNamespace, find_namespaces
-from kroute.kernel.pods.pod_network import PodNetwork, PodTunnel
+from kroute.kernel.pods.namespaces import PROC, PodNamespace, find_namespaces, routing_socket
+from kroute.kernel.pods.pod_network import KINDS, PodNetwork, PodTunnel
 from kroute.kernel.sysctl import PROC_SYS, Sysctls
 
 PATIENCE = 5.0

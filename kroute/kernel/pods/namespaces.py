@@ -1,4 +1,4 @@
-"""Finds the network namespaces of this node by their processes, without entering any.
+"""Finds the network namespaces of this node by their processes, and opens netlink sockets in them.
 
 `/proc/PID/net` shows the network namespace of a process, and every user may read it. `/proc/PID/ns/net` names the
 namespace, for which the kernel asks for CAP_SYS_PTRACE if the process has another user or more capabilities
@@ -11,20 +11,29 @@ and do not count, and each depth has limits of its own.
 
 A process may enter another namespace while it is looked at, and be seen with that one's addresses.
 `Tunnels.has_address` asks the namespace itself.
+
+A socket stays in the namespace in which it was made, and keeps it alive. So it is closed as soon as its work is done:
+else a pod's devices outlived the pod.
 """
 
+import asyncio
+import ctypes
 import fcntl
 import os
 import re
 import socket
 import struct
-from collections.abc import Collection
-from contextlib import suppress
+import threading
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE, NetlinkSocket
+
+CLONE_NEWNET = 0x40000000
 
 PROC = Path("/proc")
 MOST_PROCESSES = 1 << 17
@@ -151,3 +160,65 @@ def _depth(proc: Path, pid: int, inode: int) -> int:
             if creator == 0 and os.fstat(parent.fileno()).st_ino == own:
                 return 1
     return DEEPEST + 1
+
+
+@asynccontextmanager
+async def routing_socket(namespace: PodNamespace, proc: Path = PROC) -> AsyncIterator[NetlinkSocket]:
+    """An rtnetlink socket in the namespace. Raises KernelError: ESRCH if it is gone, EPERM without the capabilities.
+
+    A thread of its own enters the namespace, makes the socket, and ends: no other thread, and so nothing else of the
+    event loop or its pool, is ever in a foreign namespace. `setns` needs CAP_SYS_ADMIN in the namespace's user
+    namespace and in the process's own (net/core/net_namespace.c, netns_install).
+    """
+    netlink = NetlinkSocket(NETLINK_ROUTE)
+    try:
+        netlink.adopt(await _opened(namespace, proc))
+    except OSError as error:
+        missing = "; CAP_SYS_ADMIN and CAP_SYS_PTRACE are needed, see docs/direct-return.md"
+        hint = missing if isinstance(error, PermissionError) else "; the pod may have ended"
+        sentence = f"cannot enter the network namespace of process {namespace.pid}: {error.strerror}{hint}"
+        raise KernelError(sentence, errno=error.errno) from error
+    try:
+        yield netlink
+    finally:
+        await netlink.close()
+
+
+async def _opened(namespace: PodNamespace, proc: Path) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    opened: asyncio.Future[socket.socket] = loop.create_future()
+
+    def settle(made: socket.socket | None, failure: OSError | None) -> None:
+        if opened.done():  # cancelled meanwhile
+            if made is not None:
+                made.close()
+        elif made is not None:
+            opened.set_result(made)
+        elif failure is not None:
+            opened.set_exception(failure)
+
+    def work() -> None:
+        try:
+            made = _socket_inside(namespace, proc)
+        except OSError as error:
+            loop.call_soon_threadsafe(settle, None, error)
+        else:
+            loop.call_soon_threadsafe(settle, made, None)
+
+    threading.Thread(target=work, name="enter pod", daemon=True).start()
+    return await opened
+
+
+def _socket_inside(namespace: PodNamespace, proc: Path) -> socket.socket:
+    """Enter the namespace for good, and make a socket there. The thread must end then."""
+    descriptor = os.open(proc / str(namespace.pid) / "ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_ino != namespace.inode:
+            raise ProcessLookupError(3, "another process has its number")
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(descriptor, CLONE_NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(descriptor)
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_ROUTE)

@@ -4,7 +4,7 @@ import pytest
 
 from kroute.checks.finding import Level
 from kroute.checks.neighbours import calico_traces, check_calico
-from kroute.kernel.nftables.chains import NftChain
+from kroute.kernel.nftables.objects import NftChain
 from kroute.model.addresses import Family
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.node_kernel import FakeNodeKernel

@@ -11,7 +11,7 @@ from kroute.controllers.ipvs.sysctls import Circumstances
 from kroute.firewall.backend import firewall_of
 from kroute.kernel.ipset import SetDefinition
 from kroute.kernel.ipvs.objects import AddVirtualServer, VirtualServerOptions
-from kroute.kernel.nftables.chains import NftChain
+from kroute.kernel.nftables.objects import NftChain
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.plan import Protocol, VirtualServerKey

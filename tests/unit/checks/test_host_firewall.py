@@ -6,7 +6,7 @@ from kroute.checks.finding import Level
 from kroute.checks.neighbours import check_host_firewall
 from kroute.kernel.errors import KernelError
 from kroute.kernel.iptables.tools import Variant
-from kroute.kernel.nftables.chains import NftChain
+from kroute.kernel.nftables.objects import NftChain
 
 NFT_FILTER = [NftChain("ip", "filter", "FORWARD", "forward", drops=True)]
 DOCKER = """\

@@ -60,15 +60,18 @@ from kroute.kernel.netlink.rtnetlink import (
     RTM_NEWLINK,
     RTM_NEWROUTE,
 )
-from kroute.kernel.nftables.elements import decode_elements, elements_message, encode_element, parse_keys
 from kroute.kernel.nftables.expressions import Header, VerdictCode, bitwise, compare, payload, verdict
 from kroute.kernel.nftables.messages import Message as NftMessage
 from kroute.kernel.nftables.messages import (
+    decode_elements,
+    elements_message,
+    encode_element,
     new_chain,
     new_rule,
     new_set,
     parse_chain,
     parse_generation,
+    parse_keys,
     parse_set,
 )
 from kroute.kernel.nftables.messages import parse_rule as parse_nft_rule

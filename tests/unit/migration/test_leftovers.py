@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kroute.checks.other_proxies import OTHER_PROXIES
-from kroute.kernel.iptables.saved import SavedTable, parse_saved
+from kroute.kernel.iptables.tools import SavedTable, parse_saved
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
 from kroute.kernel.nftables.objects import Table
 from kroute.migration.leftovers import Leftovers, NodeScan, dsr_marks, recognise

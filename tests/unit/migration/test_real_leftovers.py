@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from kroute.checks.other_proxies import OTHER_PROXIES
-from kroute.kernel.iptables.saved import parse_saved
+from kroute.kernel.iptables.tools import parse_saved
 from kroute.migration.leftovers import AllocatedNodePorts, NodeScan, allocated_node_ports, recognise
 from kroute.migration.take_over import NODE_PORT_RANGE
 from kroute.model.objects import Applied, Endpoint, EndpointSlice, ObjectMeta

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from kroute.kernel.iptables.nft_rules import deletion_of, read_rules
-from kroute.kernel.iptables.saved import SavedTable
+from kroute.kernel.iptables.tools import SavedTable
 from kroute.kernel.netlink.message import attribute, text
 from kroute.kernel.nftables import expressions as e
 from kroute.kernel.nftables.objects import (

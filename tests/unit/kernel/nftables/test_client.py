@@ -12,8 +12,7 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.netlink.message import HEADER, attribute, text
 from kroute.kernel.nftables import client as client_module
 from kroute.kernel.nftables.client import Nftables
-from kroute.kernel.nftables.elements import elements_message, encode_element
-from kroute.kernel.nftables.messages import NFNL_SUBSYS_NFTABLES, Message, query
+from kroute.kernel.nftables.messages import NFNL_SUBSYS_NFTABLES, Message, elements_message, encode_element, query
 from kroute.kernel.nftables.objects import Element, NftSet, Table
 from kroute.kernel.nftables.table_monitor import TableMonitor
 

@@ -4,9 +4,8 @@ import socket
 
 import pytest
 
-from kroute.kernel.nftables.elements import Key, decode_elements, encode_element, parse_keys
-from kroute.kernel.nftables.elements import elements_message as encode_message
-from kroute.kernel.nftables.messages import Message
+from kroute.kernel.nftables.messages import Key, Message, decode_elements, encode_element, parse_keys
+from kroute.kernel.nftables.messages import elements_message as encode_message
 from kroute.kernel.nftables.objects import Element, NftSet, Table
 from kroute.kernel.nftables.set_keys import encode_key, flags_of, key_length, key_type, parts_of
 

@@ -6,7 +6,7 @@ import socket
 from kroute.kernel.errors import Failure
 from kroute.kernel.netlink.message import attribute, iterate_attributes
 from kroute.kernel.nftables import expressions as e
-from kroute.kernel.nftables.elements import MESSAGE_ELEMENTS, parse_keys
+from kroute.kernel.nftables.messages import MESSAGE_ELEMENTS, parse_keys
 from kroute.kernel.nftables.objects import AddElements, AddTable, DeleteElements, Element, NftSet, Table
 from kroute.kernel.nftables.transactions import (
     FIRST_PORTION,

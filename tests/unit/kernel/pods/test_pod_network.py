@@ -6,8 +6,7 @@ import pytest
 
 from kroute.kernel.netlink.message import u32
 from kroute.kernel.netlink.rtnetlink import ROUTE_HEADER, RTA_OIF, RTN_UNICAST
-from kroute.kernel.pods.messages import KINDS, RT_TABLE_MAIN, copied_route
-from kroute.kernel.pods.pod_network import greatest_segment
+from kroute.kernel.pods.pod_network import KINDS, RT_TABLE_MAIN, copied_route, greatest_segment
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
