@@ -92,7 +92,7 @@ class DirectReturn(Controller):
         """Scan the node's routes and rules, and have every pod looked at again."""
         drift = await self._tunnels.ensure_rules(self._settings.direct_return_mark)
         found = await self._tunnels.steered()
-        drift += [f"delivery of packets to {it} was missing" for it in sorted(self._steered - found)]
+        drift += [f"delivery of packets to {vip} was missing" for vip in sorted(self._steered - found)]
         self._steered = found
         self._pods.look_again()
         return drift if self.has_adopted else ()
@@ -113,16 +113,16 @@ class DirectReturn(Controller):
         for plan in self._plans.values():
             for vip in plan.direct_vips:
                 named[vip].append(plan)
-        live = {vip for vip, plans in named.items() if any(self._may_be_live(it, vip) for it in plans)}
-        gone = {it for it in self._steered - live if it in named or self._is_withdrawn(it)}
-        changes = [Steer(it, is_wanted=False) for it in sorted(gone)]
-        changes += [Steer(it) for it in sorted(live - self._steered)]
+        live = {vip for vip, plans in named.items() if any(self._may_be_live(plan, vip) for plan in plans)}
+        gone = {vip for vip in self._steered - live if vip in named or self._is_withdrawn(vip)}
+        changes = [Steer(vip, is_wanted=False) for vip in sorted(gone)]
+        changes += [Steer(vip) for vip in sorted(live - self._steered)]
         waiting = self.status.waiting()
-        changes = [it for it in changes if it not in waiting]
+        changes = [change for change in changes if change not in waiting]
         self._dropped = {vip: plan for vip, plan in self._dropped.items() if vip in self._steered}
         if not changes:
             return
-        refused = {it.change: str(it) for it in await self._tunnels.steer(changes)}
+        refused = {failure.change: str(failure) for failure in await self._tunnels.steer(changes)}
         for change in changes:
             if change in refused:
                 continue
@@ -133,7 +133,7 @@ class DirectReturn(Controller):
                 self._dropped.pop(change.address, None)
             log.info("vip.delivered" if change.is_wanted else "vip.undelivered", vip=change.address)
         self.status.wrote(len(changes) - len(refused))
-        self.status.refused(refused, (it.key for change in refused for it in named.get(change.address, ())))
+        self.status.refused(refused, (plan.key for change in refused for plan in named.get(change.address, ())))
 
     def _may_be_live(self, plan: ServicePlan, vip: str) -> bool:
         """Whether all is ready behind a VIP. One that nobody serves is live too: clients are refused at once.
@@ -146,8 +146,10 @@ class DirectReturn(Controller):
             enforced = [ENFORCED[family_of(vip)]] if _is_restricted(plan, family_of(vip)) else []
             if not self._gate.has_passed(plan, SERVED, ENTRIES_PREPARED, *enforced):
                 return False
-        planned = {it.key: it for it in plan.virtual_servers if it.key.address == vip and it.real_servers}
-        return not planned or any(it.real_servers for it in self._prepared.served(plan, planned).values())
+        planned = {
+            server.key: server for server in plan.virtual_servers if server.key.address == vip and server.real_servers
+        }
+        return not planned or any(server.real_servers for server in self._prepared.served(plan, planned).values())
 
     def _is_withdrawn(self, vip: str) -> bool:
         plan = self._dropped.get(vip)
@@ -190,7 +192,7 @@ class Pods:
             for end in plan.tunnel_ends:
                 vips[end.pod].add(end.vip)
                 owners[end.pod].add(plan.key)
-        before, self._wanted = self._wanted, {pod: frozenset(it) for pod, it in vips.items()}
+        before, self._wanted = self._wanted, {pod: frozenset(named) for pod, named in vips.items()}
         self._owners = owners
         self._must_look |= not self._is_used or bool(before.keys() - self._wanted.keys())
         if not self._is_used:
@@ -253,7 +255,7 @@ class Pods:
         if done:
             is_repair = self._right.get(pod) == vips
             if is_repair:
-                self._status.repaired([f"in pod {pod}: {it}" for it in done])
+                self._status.repaired([f"in pod {pod}: {what}" for what in done])
             log.info("pod.prepared", pod=pod, vips=sorted(vips), what=done)
             self._status.wrote(len(done))
         self._right[pod] = vips
@@ -338,12 +340,12 @@ async def undo_direct_return(tunnels: TunnelClient, report: CleanupReport) -> No
 
 
 def _is_restricted(plan: ServicePlan, family: Family) -> bool:
-    return any(it.set is AddressSet.RESTRICTED and it.family is family for it in plan.set_entries)
+    return any(entry.set is AddressSet.RESTRICTED and entry.family is family for entry in plan.set_entries)
 
 
 def _is_wanted(namespace: PodNamespace, family: int) -> bool:
     """Whether it is that of a pod that a plan names: only the addresses of these are looked for."""
-    return any((":" in it) == (family == AF_INET6) for it in namespace.addresses)
+    return any((":" in address) == (family == AF_INET6) for address in namespace.addresses)
 
 
 def _refuse_strict(interface: str | None) -> None:
@@ -353,4 +355,6 @@ def _refuse_strict(interface: str | None) -> None:
 
 
 def with_links(found: Collection[PodNamespace]) -> list[tuple[PodNamespace, int]]:
-    return [(it, family) for it in found for family in (AF_INET, AF_INET6) if LINKS[family] in it.links]
+    return [
+        (namespace, family) for namespace in found for family in (AF_INET, AF_INET6) if LINKS[family] in namespace.links
+    ]

@@ -23,8 +23,15 @@ _SPECIAL_IPV4 = frozenset({0, 127, *range(224, 256)})
 """First octets: this network, loopback, multicast, reserved and broadcast."""
 _LINK_LOCAL_IPV4 = b"\xa9\xfe"
 _CLOUD_SERVICES = frozenset(
-    inet_pton(AF_INET6 if ":" in it else AF_INET, it)
-    for it in ("168.63.129.16", "100.100.100.200", "fd00:ec2::254", "fd00:ec2::253", "fd00:ec2::123", "fd20:ce::254")
+    inet_pton(AF_INET6 if ":" in address else AF_INET, address)
+    for address in (
+        "168.63.129.16",
+        "100.100.100.200",
+        "fd00:ec2::254",
+        "fd00:ec2::253",
+        "fd00:ec2::123",
+        "fd20:ce::254",
+    )
 )
 """Where clouds tell a machine who it is, and what names and time are (Azure, Alibaba, AWS, GCP), besides 169.254/16."""
 _IPV4_IN_IPV6 = frozenset({bytes(12), bytes(10) + b"\xff\xff"})

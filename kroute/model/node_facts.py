@@ -108,10 +108,11 @@ def node_facts(
     """
     named = _named(settings, node)
     own = interfaces.own or frozenset(named)  # without any address, nothing is known yet
-    present = _first_of_each_family(it for it in named if it in settings.node_ips or it in own)
+    present = _first_of_each_family(address for address in named if address in settings.node_ips or address in own)
     default = _first_of_each_family(interfaces.default)
     first = {
-        family: present.get(family) or default.get(family) or it for family, it in _first_of_each_family(named).items()
+        family: present.get(family) or default.get(family) or address
+        for family, address in _first_of_each_family(named).items()
     }
     first = first or default
     labels = (node.metadata.labels if node else None) or {}
@@ -146,13 +147,15 @@ def _as_source(node: NodeFacts, probe: str) -> tuple[str, bool, str | None]:
 def _node_port_addresses(settings: Settings, facts: NodeFacts) -> tuple[str, ...]:
     """The node's addresses that serve node ports, sorted."""
     if settings.nodeport_addresses == (PRIMARY,):
-        chosen = {it for it in (facts.ipv4, facts.ipv6) if it is not None}
+        chosen = {address for address in (facts.ipv4, facts.ipv6) if address is not None}
     elif settings.nodeport_addresses:
         networks = [ip_network(cidr) for cidr in settings.nodeport_addresses]
-        chosen = {it for it in facts.own if any(ip_address(it) in network for network in networks)}
+        chosen = {address for address in facts.own if any(ip_address(address) in network for network in networks)}
     else:
-        chosen = {it for it in facts.own if not (ip_address(it).is_loopback or _is_ipv6_link_local(it))}
-    return tuple(sorted(it for it in chosen if facts.serves(it)))
+        chosen = {
+            address for address in facts.own if not (ip_address(address).is_loopback or _is_ipv6_link_local(address))
+        }
+    return tuple(sorted(address for address in chosen if facts.serves(address)))
 
 
 def _is_ipv6_link_local(address: str) -> bool:
@@ -162,7 +165,10 @@ def _is_ipv6_link_local(address: str) -> bool:
 def _named(settings: Settings, node: Node | None) -> list[str]:
     """The addresses that the settings and the Node object name, in canonical text, the best first."""
     addresses = (node.status.addresses if node else None) or ()
-    named = [*settings.node_ips, *(it.address for kind in _ADDRESS_TYPES for it in addresses if it.type == kind)]
+    named = [
+        *settings.node_ips,
+        *(address.address for kind in _ADDRESS_TYPES for address in addresses if address.type == kind),
+    ]
     return [address for address in map(canonical, named) if address is not None]
 
 

@@ -228,8 +228,8 @@ def _renewed(after: tuple[T, ...], before: tuple[T, ...]) -> tuple[T, ...]:
     """Replace each element that equals one of `before` by that one."""
     if after == before:
         return before
-    known = {it: it for it in before}
-    return tuple([known.get(it, it) for it in after])
+    known = {element: element for element in before}
+    return tuple([known.get(element, element) for element in after])
 
 
 class ServicePlan(msgspec.Struct, frozen=True, gc=False):
@@ -270,7 +270,7 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
             self,
             key=before.key,
             generation=generation,
-            virtual_servers=tuple([it.renewing(servers.get(it.key)) for it in self.virtual_servers]),
+            virtual_servers=tuple([server.renewing(servers.get(server.key)) for server in self.virtual_servers]),
             vips=_renewed(self.vips, before.vips),
             set_entries=_renewed(self.set_entries, before.set_entries),
         )

@@ -51,7 +51,7 @@ class Meter:
     """Counts units of work: virtual servers, real servers, set entries. `limit` None is no limit."""
 
     def __init__(self, limit: int | None) -> None:
-        self._limit = limit
+        self._limit = float("inf") if limit is None else limit
         self.spent = 0
 
     def spend(self, units: int) -> None:
@@ -59,7 +59,7 @@ class Meter:
 
     @property
     def is_spent(self) -> bool:
-        return self._limit is not None and self.spent >= self._limit
+        return self.spent >= self._limit
 
 
 class Batch(Generic[K, V, T]):
@@ -79,7 +79,7 @@ class Batch(Generic[K, V, T]):
                     return True
                 self._steps = begin(*due)
             try:
-                meter.spend(next(self._steps))
+                meter.spent += next(self._steps)
             except StopIteration as end:
                 self.made.append(end.value)
                 self._steps = None

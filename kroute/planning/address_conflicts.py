@@ -40,7 +40,10 @@ class Claimant(NamedTuple):
 def ranked(service: Service, frontends: Iterable[Frontend]) -> dict[VirtualServerKey, int]:
     """What a Service claims, with the rank of each claim. An address in both fields counts as the load balancer's."""
     balanced = frozenset(map(canonical, load_balancer_ips(service)))
-    return {it.key: _RANKS[Kind.LOAD_BALANCER_IP if _is_balanced(it, balanced) else it.kind] for it in frontends}
+    return {
+        frontend.key: _RANKS[Kind.LOAD_BALANCER_IP if _is_balanced(frontend, balanced) else frontend.kind]
+        for frontend in frontends
+    }
 
 
 def _is_balanced(frontend: Frontend, balanced: frozenset[str | None]) -> bool:
@@ -91,22 +94,21 @@ class AddressClaims:
         planned again for each one that comes or goes.
         """
         renamed, self._renamed = self._renamed, {}
-        return {it.key for key in renamed for it in self._claimants.get(key, ())}
+        return {claimant.key for key in renamed for claimant in self._claimants.get(key, ())}
 
     def held_by_others(self, service: ObjectKey) -> dict[VirtualServerKey, ObjectKey]:
         """The addresses and ports that the Service claims and does not get, each with the Service that has it."""
         if service not in self._claims:
             return {}
-        holders = ((key, self._claimants[key][0].key) for key in self._claims[service][1])
-        return {key: holder for key, holder in holders if holder != service}
+        _, keys, _ = self._claims[service]
+        return {key: holder for key in keys if (holder := self._claimants[key][0].key) != service}
 
     def claimed(self, service: ObjectKey, frontends: Frontends) -> Frontends:
         """The frontends without those that the Service has not claimed yet: another Service may have the address."""
         _, keys, _ = self._claims.get(service, (None, (), ()))
         claimed = frozenset(keys)
-        if all(frontend.key in claimed for frontend in frontends.served):
-            return frontends
-        return frontends._replace(served=tuple(it for it in frontends.served if it.key in claimed))
+        served = [frontend for frontend in frontends.served if frontend.key in claimed]
+        return frontends if len(served) == len(frontends.served) else frontends._replace(served=tuple(served))
 
     def holder(self, key: VirtualServerKey) -> ObjectKey | None:
         """The Service that has this address and port, or None if no Service claims it."""

@@ -147,8 +147,8 @@ class SlicesOfServices:
         affected: dict[ObjectKey, None] = {}
         owner = self._service_of.pop(key, None)
         if owner is not None:
-            [replaced] = [it for it in self._slices[owner] if it.name == key.name]
-            self._set(owner, (it for it in self._slices[owner] if it is not replaced))
+            [replaced] = [old for old in self._slices[owner] if old.name == key.name]
+            self._set(owner, (old for old in self._slices[owner] if old is not replaced))
             affected[owner] = None
         service = piece.service_key if piece is not None else None
         if piece is not None and service is not None:
@@ -195,7 +195,7 @@ def read_slice(piece: EndpointSlice, before: BackendSlice | None = None, *, with
     if not ports:
         return BackendSlice(piece.metadata.name, family, (), (), tuple(refused))
     endpoints = sorted(_endpoints(piece, refused).items(), key=itemgetter(0))
-    known = {it: it for port in before.ports for it in port.real_servers} if before is not None else {}
+    known = {server: server for port in before.ports for server in port.real_servers} if before is not None else {}
     is_large = len(endpoints) * len(ports) > LARGE_SLICE
     return BackendSlice(
         piece.metadata.name,
@@ -264,7 +264,7 @@ def _real_servers(
     endpoints: Iterable[tuple[str, Traits]], port: int, known: dict[RealServer, RealServer]
 ) -> tuple[RealServer, ...]:
     real_servers = [RealServer(address, port) for address, _ in endpoints]
-    return tuple([known.get(it, it) for it in real_servers] if known else real_servers)
+    return tuple([known.get(server, server) for server in real_servers] if known else real_servers)
 
 
 def _traits(node_name: str | None, conditions: EndpointConditions, hints: EndpointHints | None) -> Traits:

@@ -176,7 +176,8 @@ class Catalog:
         """
         if not self.ready:
             return []
-        self._mark_slices(self._weights.take_affected(self._slices.by_service))
+        if self._weights.has_affected:
+            self._mark_slices(self._weights.take_affected(self._slices.by_service))
         meter = Meter(work)
         plans: list[Plan] = [*self._commit_node()]
         if self._batch is None:
@@ -184,7 +185,7 @@ class Catalog:
         if not self._batch.advance(meter, self._planning):
             return plans
         made, self._batch = self._batch.made, None
-        return [*plans, *(self._keep(plan) for plan in made if plan is not None)]
+        return [*plans, *[self._keep(plan) for plan in made if plan is not None]]
 
     def _commit_node(self) -> list[NodePlan]:
         """Plan the node if it is marked. Returns its plan if that differs from the previous one."""
@@ -306,7 +307,7 @@ class Catalog:
         before = self._plans.get(key)
         if before is None:
             return None if plan.is_empty else plan
-        yield sum(len(server.real_servers) for server in plan.virtual_servers) // 4 + len(plan.set_entries) // 4
+        yield sum([len(server.real_servers) for server in plan.virtual_servers]) // 4 + len(plan.set_entries) // 4
         return None if plan.same_as(before) else plan.renewing(before, before.generation)
 
     def _newest(self, key: ObjectKey, frontends: Frontends | None) -> Steps[ServicePlan]:

@@ -57,7 +57,7 @@ def merging(slices: Iterable[BackendSlice], family: Family, most: int) -> Steps[
     """
     merged: dict[PortKey, Endpoints] = {}
     ours = [piece for piece in sorted(slices, key=attrgetter("name")) if piece.family == family]
-    left_out = sum(len(piece.traits) * len(piece.ports) for piece in ours)
+    left_out = sum([len(piece.traits) * len(piece.ports) for piece in ours])
     for piece, port, count in first_backends(ours, most):
         left_out -= count
         yield count
@@ -67,7 +67,7 @@ def merging(slices: Iterable[BackendSlice], family: Family, most: int) -> Steps[
             merged[port.key] = dict(zip(servers, piece.traits, strict=False))
         else:
             _add(known, servers, piece.traits)
-    return MergedSlices(merged, tuple(dict.fromkeys(text for piece in ours for text in piece.refused)), left_out)
+    return MergedSlices(merged, tuple(dict.fromkeys([text for piece in ours for text in piece.refused])), left_out)
 
 
 def health_check_of(service: Service, merged: Mapping[Family, MergedSlices], node: NodeFacts) -> HealthCheck | None:
@@ -162,7 +162,7 @@ def _add(backends: Endpoints, real_servers: Iterable[RealServer], traits: Iterab
 
 def _near(ready: Chosen, node: NodeFacts) -> Chosen:
     """The endpoints hinted for this node, else those for its zone, else all. All if one endpoint has no hint."""
-    if not all(traits.has_hints for _, traits in ready):
+    if [True for _, traits in ready if not traits.has_hints]:
         return ready
     for hints_of, here in ((attrgetter("for_nodes"), node.name), (attrgetter("for_zones"), node.zone)):
         near = [item for item in ready if here in hints_of(item[1])]

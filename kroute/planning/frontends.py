@@ -92,9 +92,9 @@ def frontends_of(
     ports = _by_number(service, limit, problems)
     addresses = list(_addresses(service, node, settings, owners or AddressOwners(), problems))
     asked = chain(
-        _at_addresses([it for it in addresses if it[0] is Kind.CLUSTER_IP], ports, settings, problems),
+        _at_addresses([each for each in addresses if each[0] is Kind.CLUSTER_IP], ports, settings, problems),
         _at_node_ports(service, node, ports.values(), problems),
-        _at_addresses([it for it in addresses if it[0] is not Kind.CLUSTER_IP], ports, settings, problems),
+        _at_addresses([each for each in addresses if each[0] is not Kind.CLUSTER_IP], ports, settings, problems),
     )
     served = {frontend.key: frontend for frontend in islice(asked, limit)}
     if next(asked, None) is not None or _are_left_out(service, limit):
@@ -147,7 +147,9 @@ def _too_many(service: Service, node: NodeFacts, limit: int) -> Problem:
     """One Problem for all that is too much, with what it would be if every address and port were valid."""
     ports = service.spec.ports or ()
     addresses = len(_written_addresses(service, NO_BOUND))
-    on_node = sum(it.node_port != 0 for it in ports) * len(node.node_port_addresses) if has_node_ports(service) else 0
+    on_node = (
+        sum(port.node_port != 0 for port in ports) * len(node.node_port_addresses) if has_node_ports(service) else 0
+    )
     subject = f"{len(ports) * addresses + on_node} virtual servers"
     message = (
         f"{subject} are asked for: {len(ports)} ports on {addresses} addresses, and node ports. At most {limit} are "

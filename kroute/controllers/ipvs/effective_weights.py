@@ -47,6 +47,7 @@ class EffectiveWeights:
         self._ejections = Ejections()
         self._confirmations: Confirmations | None = None
         self._has_nominated = asyncio.Event()
+        self._has_advanced = self._is_used = False
 
     @property
     def ejections(self) -> int:
@@ -60,13 +61,15 @@ class EffectiveWeights:
 
     def ejected(self, keys: Collection[VirtualServerKey]) -> list[str]:
         """What there is to say of the ejected real servers of these virtual servers, one sentence each."""
-        return [f"{EJECTED}: {it}" for it in self._ejections.told(keys, self._status.clock())]
+        return [f"{EJECTED}: {sentence}" for sentence in self._ejections.told(keys, self._status.clock())]
 
     def want(self, revision: Revision, servers: Mapping[VirtualServerKey, VirtualServer]) -> None:
         """Desire what a plan names, and no longer what its previous version named. Some are watched from now on."""
         for server in servers.values():
-            self._slow_starts.want(server)
-            self._ejections.want(server)
+            self._is_used |= server.slow_start > 0 or server.ejection is not None
+            if self._is_used:
+                self._slow_starts.want(server)
+                self._ejections.want(server)
         self._servers.want(revision, servers)
 
     def begin(self, applied: VirtualServer | None, desired: VirtualServer, draining: Collection[RealServerKey]) -> None:
@@ -74,19 +77,26 @@ class EffectiveWeights:
 
         `applied` is what the kernel has, without those that are `draining`.
         """
+        if not self._is_used:
+            return
         if not desired.slow_start:
             self._slow_starts.forget(desired.key)
             return
         if applied is not None and (out := self._ejections.of(desired.key)):
-            weights = {(it.address, it.port): it.weight for it in desired.real_servers if (it.address, it.port) in out}
-            found = [it._replace(weight=weights.get((it.address, it.port), it.weight)) for it in applied.real_servers]
+            weights = {
+                (real.address, real.port): real.weight
+                for real in desired.real_servers
+                if (real.address, real.port) in out
+            }
+            found = [
+                real._replace(weight=weights.get((real.address, real.port), real.weight))
+                for real in applied.real_servers
+            ]
             applied = msgspec.structs.replace(applied, real_servers=tuple(found))
         self._slow_starts.begin(applied, desired, draining, self._status.clock())
 
     def of(self, desired: VirtualServer) -> VirtualServer:
-        """The virtual server with the weights that its real servers should have now."""
-        if not desired.slow_start and desired.ejection is None:
-            return desired
+        """A virtual server whose weights change between plans, with those that its real servers should have now."""
         return self._ejections.effective(self._slow_starts.effective(desired))
 
     async def advance(self, now: float) -> None:
@@ -94,7 +104,11 @@ class EffectiveWeights:
 
         The kernel has been scanned before the first call, which takes from there who is ejected already.
         """
-        self._ejections.adopt(self._servers.applied, now)
+        is_first, self._has_advanced = not self._has_advanced, True
+        if not self._is_used:
+            return
+        if is_first:
+            self._ejections.adopt(self._servers.applied, now)
         changed = self._slow_starts.advance(now)
         happened = self._ejections.advance(now)
         if keys := self._ejections.to_look_at(now):
@@ -109,7 +123,7 @@ class EffectiveWeights:
             desired = self._servers.desired(each.key)
             if not each.is_out and desired is not None:
                 self._slow_starts.join(desired, each.server, now)
-        for key in {*changed, *(it.key for it in happened)}:
+        for key in {*changed, *(one.key for one in happened)}:
             self._servers.recheck(key)
 
     async def confirm(self) -> None:
@@ -122,6 +136,8 @@ class EffectiveWeights:
 
     def next_due(self) -> float | None:
         """When the next step of a climb, the next look at counters, or a trial is due."""
+        if not self._is_used:
+            return None
         dues = (self._slow_starts.next_due(), self._ejections.next_due())
         return min((due for due in dues if due is not None), default=None)
 

@@ -142,7 +142,7 @@ class Evidence:
     def take(self, traffic: Mapping[RealServerKey, RealServerTraffic], now: float) -> None:
         """Take the counters of now. Real servers that are not among them are forgotten."""
         for known in (self._seen, self._suspicions, self._accepted, self._held):
-            for gone in [it for it in known if it not in traffic]:
+            for gone in [server for server in known if server not in traffic]:
                 del known[gone]
         for server, after in traffic.items():
             if (before := self._seen.get(server)) is not None:
@@ -181,12 +181,12 @@ class Evidence:
         None of them if fewer others have accepted connections meanwhile: then it may be the clients' fault, or that of
         a network policy, and all real servers are alike.
         """
-        suspects = {it: self._suspicions[it] for it in candidates if it in self._suspicions}
+        suspects = {server: self._suspicions[server] for server in candidates if server in self._suspicions}
         found: dict[RealServerKey, Finding] = {}
-        for server, (since, before) in sorted(suspects.items(), key=lambda it: it[1].since):
+        for server, (since, before) in sorted(suspects.items(), key=lambda suspect: suspect[1].since):
             fault = fault_between(before, self._seen[server], is_ipv6=self._is_ipv6)
             connections = self._seen[server].traffic.connections - before.traffic.connections
-            others = sum(since <= self._accepted.get(it, 0.0) for it in candidates if it not in suspects)
+            others = sum(since <= self._accepted.get(server, 0.0) for server in candidates if server not in suspects)
             if fault and now - since >= after and connections >= LEAST_CONNECTIONS and others >= len(suspects):
                 found[server] = Finding(fault, connections, now - since)
         return found
@@ -248,12 +248,12 @@ class _Watched:
     def want(self, desired: VirtualServer) -> None:
         """Take a new plan. Those that are ejected beyond what it allows are out no more, the first ones first."""
         self.ejection = desired.ejection or Ejection()
-        self.candidates = frozenset((it.address, it.port) for it in desired.real_servers if it.weight)
+        self.candidates = frozenset((real.address, real.port) for real in desired.real_servers if real.weight)
         for known in (self.out, self.trials):
-            for gone in [it for it in known if it not in self.candidates]:
+            for gone in [server for server in known if server not in self.candidates]:
                 del known[gone]
         self.nominated &= self.candidates if self.room > 0 else set()
-        for oldest in sorted(self.out, key=lambda it: self.out[it].since)[: max(0, -self.room)]:
+        for oldest in sorted(self.out, key=lambda server: self.out[server].since)[: max(0, -self.room)]:
             del self.out[oldest]
 
     @property
@@ -268,9 +268,9 @@ class _Watched:
 
         They are nominated `interval` seconds, a look, earlier, so that it is known by then whether they accept.
         """
-        self.evidence.take({it: traffic[it] for it in self.candidates if it in traffic}, now)
-        for server, it in list(self.out.items()):
-            if it.hold <= self.ejection.hold and self.evidence.has_answered(server):
+        self.evidence.take({server: traffic[server] for server in self.candidates if server in traffic}, now)
+        for server, ejected in list(self.out.items()):
+            if ejected.hold <= self.ejection.hold and self.evidence.has_answered(server):
                 yield self.readmit(server, "it answers on a connection that it still has", now)
         serving = self.candidates - self.out.keys()
         self.nominated.clear()
@@ -315,7 +315,6 @@ class Ejections:
         self._watched: dict[VirtualServerKey, _Watched] = {}
         self._polled = 0.0
         self._unseen: list[VirtualServerKey] = []
-        self._has_adopted = False
         self.total = 0
         """Ejections so far."""
         self.refuted = 0
@@ -337,10 +336,7 @@ class Ejections:
         self._watched.pop(key, None)
 
     def adopt(self, applied: Mapping[VirtualServerKey, VirtualServer], now: float) -> None:
-        """Once, with what the kernel has after the first scan: note those that an earlier run has ejected."""
-        if self._has_adopted:
-            return
-        self._has_adopted = True
+        """Note those that an earlier run has ejected, from what the kernel has after the first scan."""
         for key, watched in self._watched.items():
             for address, port, weight in applied[key].real_servers if key in applied else ():
                 if not weight and (address, port) in watched.candidates and watched.room > 0:
@@ -350,7 +346,9 @@ class Ejections:
         """The virtual server with weight 0 for those of its real servers that are ejected."""
         if desired.ejection is None or not (out := self.of(desired.key)):
             return desired
-        real_servers = [it._replace(weight=0) if (it.address, it.port) in out else it for it in desired.real_servers]
+        real_servers = [
+            real._replace(weight=0) if (real.address, real.port) in out else real for real in desired.real_servers
+        ]
         return msgspec.structs.replace(desired, real_servers=tuple(real_servers))
 
     def of(self, key: VirtualServerKey) -> Mapping[RealServerKey, Ejected]:
@@ -361,10 +359,10 @@ class Ejections:
     def told(self, keys: Collection[VirtualServerKey], now: float) -> list[str]:
         """What there is to say of the ejected real servers of these virtual servers, one sentence each."""
         return [
-            f"{describe_endpoint(*server)} of {key} is ejected for {now - it.since:.0f} s now: {it.why}; "
-            f"tried again in {max(0.0, it.until - now):.0f} s"
+            f"{describe_endpoint(*server)} of {key} is ejected for {now - ejected.since:.0f} s now: {ejected.why}; "
+            f"tried again in {max(0.0, ejected.until - now):.0f} s"
             for key in keys
-            for server, it in sorted(self.of(key).items())
+            for server, ejected in sorted(self.of(key).items())
         ]
 
     def advance(self, now: float) -> list[Happened]:
@@ -372,8 +370,8 @@ class Ejections:
         return [
             watched.readmit(server, "its time is over", now)
             for watched in self._watched.values()
-            for server, it in list(watched.out.items())
-            if now >= it.until
+            for server, ejected in list(watched.out.items())
+            if now >= ejected.until
         ]
 
     def to_look_at(self, now: float) -> list[VirtualServerKey]:
@@ -396,14 +394,14 @@ class Ejections:
     ) -> list[Happened]:
         """Take the counters, the result of a look. Returns who is ejected and who is tried again because of them."""
         found = [
-            it
+            one
             for key, traffic in table.items()
             if key in self._watched
-            for it in self._watched[key].judge(traffic, now, self._interval, accepts)
+            for one in self._watched[key].judge(traffic, now, self._interval, accepts)
         ]
-        happened = [it for it in found if it is not None]
+        happened = [one for one in found if one is not None]
         self.refuted += len(found) - len(happened)
-        self.total += sum(it.is_out for it in happened)
+        self.total += sum(one.is_out for one in happened)
         return happened
 
     def nominated(self) -> Iterator[tuple[VirtualServerKey, RealServerKey]]:
@@ -415,7 +413,7 @@ class Ejections:
         if not self._watched:
             return None
         look = self._polled if self._unseen else self._polled + self._interval
-        return min([look, *(it.until for watched in self._watched.values() for it in watched.out.values())])
+        return min([look, *(ejected.until for watched in self._watched.values() for ejected in watched.out.values())])
 
     @property
     def _interval(self) -> float:

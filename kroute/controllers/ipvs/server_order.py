@@ -74,7 +74,9 @@ class ServerOrder:
         if additions := [change for change in changes if isinstance(change, AddVirtualServer)]:
             failures = await self._ipvs.write(additions)
             not_added = {failure.change.key for failure in failures}
-            changes = [it for it in changes if not isinstance(it, AddVirtualServer) and it.key not in not_added]
+            changes = [
+                change for change in changes if not isinstance(change, AddVirtualServer) and change.key not in not_added
+            ]
         if moved:
             keys = {key for key, _ in moved}
             added = {_endpoint_of(change) for change in changes if type(change) is AddRealServer and change.key in keys}

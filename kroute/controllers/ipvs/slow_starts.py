@@ -84,7 +84,7 @@ class SlowStarts:
 
     def join(self, desired: VirtualServer, server: RealServerKey, now: float) -> None:
         """Note that a real server comes back after it was ejected: it climbs like a new one."""
-        whole = {(it.address, it.port): it.weight for it in desired.real_servers}.get(server)
+        whole = {(real.address, real.port): real.weight for real in desired.real_servers}.get(server)
         if desired.slow_start and whole:
             self._seconds[desired.key] = desired.slow_start
             self._climbs.setdefault(desired.key, {})[server] = _Climb(now, FIRST_STEP, whole)
@@ -112,7 +112,9 @@ class SlowStarts:
             reached = {server: _reached(climb, self._seconds[key], now) for server, climb in climbs.items()}
             if reached != climbs:
                 changed.append(key)
-                self._climbs[key] = {server: it for server, it in reached.items() if it.step < SLOW_START_STEPS}
+                self._climbs[key] = {
+                    server: climb for server, climb in reached.items() if climb.step < SLOW_START_STEPS
+                }
                 if not self._climbs[key]:
                     del self._climbs[key]
             self._schedule(key)
@@ -140,7 +142,7 @@ class SlowStarts:
         self._due[key] = due
         heappush(self._in_order, (due, key))
         if len(self._in_order) > 2 * len(self._due) + 16:  # most are out of date
-            self._in_order = [(at, it) for it, at in self._due.items()]
+            self._in_order = [(at, key) for key, at in self._due.items()]
             heapify(self._in_order)
 
     def forget(self, key: VirtualServerKey) -> None:

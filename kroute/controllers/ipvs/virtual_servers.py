@@ -300,7 +300,8 @@ class VirtualServers:
 
     def _effective(self, desired: VirtualServer) -> VirtualServer:
         """The virtual server with the scheduler that the kernel has, and the weights of now."""
-        return self.weights.of(self._schedulers.effective(desired))
+        server = self._schedulers.effective(desired)
+        return self.weights.of(server) if server.slow_start or server.ejection is not None else server
 
     def _owners(self, key: KernelKey) -> tuple[ObjectKey, ...]:
         return self.desired.owners(planned_key(key))

@@ -60,7 +60,7 @@ def hindrance(scheduler: str, flags: int, *, has_counters: bool) -> str | None:
     """
     if not has_counters:
         return "is not obeyed: --ipvs-estimation is off, so the kernel does not count answers"
-    fallback = next((it for it in FALLBACK if SCHEDULER_FLAGS[it].scheduler == scheduler), None)
+    fallback = next((flag for flag in FALLBACK if SCHEDULER_FLAGS[flag].scheduler == scheduler), None)
     if scheduler in SCHEDULERS_BY_ORDER and fallback is not None and not flags & SCHEDULER_FLAGS[fallback].bit:
         return f"is not obeyed: without the flag {fallback}, clients of an ejected endpoint would be refused"
     return None

@@ -101,8 +101,8 @@ class _OfNode:
         self._room = room
         self._zones = zones
         self._here = here
-        self._taken = {zone: it.taken if zone is not None else 0 for zone, it in zones.items()}
-        self._all_room = sum(it.room - self._taken[zone] for zone, it in zones.items())
+        self._taken = {zone: each.taken if zone is not None else 0 for zone, each in zones.items()}
+        self._all_room = sum(each.room - self._taken[zone] for zone, each in zones.items())
         zone = zones[here.zone]
         self._rest = room.of_a_node - room.own(here, weight)
         """What step 1 leaves of this node's connections."""

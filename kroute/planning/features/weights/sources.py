@@ -53,8 +53,10 @@ class WeightSources:
     @property
     def has_affected(self) -> bool:
         """Whether Services are to be planned again now."""
-        due = self.next_due()
-        return bool(self._affected) or (due is not None and due <= 0)
+        if self._affected:
+            return True
+        has_any = self._weighed_nodes or self._have_zones_changed or self._has_readiness_changed
+        return bool(has_any) and self._nodes_due <= self._clock()
 
     def next_due(self) -> float | None:
         """In how many seconds the newest changes of Nodes count; None: there are none."""
@@ -98,12 +100,12 @@ class WeightSources:
         _, before = self._named_by.pop(key, (None, frozenset[ObjectKey]()))
         after = frozenset[ObjectKey]()
         if service is not None and piece is not None:
-            after = frozenset(ObjectKey(service.namespace, it.name) for it in piece.pods if it)
+            after = frozenset(ObjectKey(service.namespace, ref.name) for ref in piece.pods if ref)
             if after:
                 self._named_by[key] = service, after
         for pod in before ^ after:
             slices = self._naming.pop(pod, ())
-            left = (*slices, key) if pod in after else tuple(it for it in slices if it != key)
+            left = (*slices, key) if pod in after else tuple(named for named in slices if named != key)
             if left:
                 self._naming[pod] = left
 
@@ -146,7 +148,7 @@ class WeightSources:
         newest: BackendSlice | None = None
         weighed: dict[int, int] = {}
         for family in Family:
-            for piece, port, count in first_backends((it for it in slices if it.family == family), most):
+            for piece, port, count in first_backends((piece for piece in slices if piece.family == family), most):
                 if piece is not newest:
                     newest, weighed = piece, self._weights_in(piece, service.namespace, refused)
                     yield len(piece.pods)

@@ -78,12 +78,12 @@ def _scaled(counts: Counts, total: Exact, bounds: Bounds) -> Steps[dict[Exact, i
     smallest = greatest = next(iter(counts))
     ratios: list[Exact] = []
     for part in parts(counts):
-        for it in part:
-            smallest = it if it[0] * smallest[1] < smallest[0] * it[1] else smallest
-            greatest = it if it[0] * greatest[1] > greatest[0] * it[1] else greatest
+        for exact in part:
+            smallest = exact if exact[0] * smallest[1] < smallest[0] * exact[1] else smallest
+            greatest = exact if exact[0] * greatest[1] > greatest[0] * exact[1] else greatest
         yield len(part)
     for part in parts(counts):
-        ratios += [_ratio(it, smallest) for it in part]
+        ratios += [_ratio(exact, smallest) for exact in part]
         yield len(part)
     scales = range(1, FINEST + 1) if len(counts) <= MOST_TRIED else (FINEST,)
     for scale in scales:
@@ -111,8 +111,8 @@ def _largest_scale(servers: int, greatest: Exact, total: Exact, bounds: Bounds) 
         # Rounding adds half of one to each server at most, and one to those that are raised to 1.
         scales.append((max(bounds.total - servers, 1) * total[1], total[0]))
     smallest, *others = scales
-    for it in others:
-        smallest = it if it[0] * smallest[1] < smallest[0] * it[1] else smallest
+    for scale in others:
+        smallest = scale if scale[0] * smallest[1] < smallest[0] * scale[1] else smallest
     return smallest
 
 
