@@ -1,9 +1,9 @@
 """kroute is killed at every point between a write of the ledger and the kernel write that it announces.
 
 The run counts its own steps: before and after each write of lines, and of the head that counts the lines, and before
-the next message to the kernel. The test kills a run at each step and starts kroute again. The result must be that of a
-run without a kill, with foreign objects untouched. After cleanup the kernel is as it was before. Each run is a forked
-child, so these tests use no event loop.
+the next message to the kernel. The test kills a run at each step, or at a quarter of them, which a seed chooses, if it
+is not a thorough one, and starts kroute again. The result must be that of a run without a kill, with foreign objects
+untouched. After cleanup the kernel is as it was before. Each run is a forked child, so these tests use no event loop.
 """
 
 import asyncio
@@ -34,11 +34,12 @@ from tests.kernel.conftest import MODULES
 from tests.kernel.nodes import HANG, NODE_IP, NODE_IP6, run
 from tests.kernel.test_warm_restart import snapshot
 from tests.lab.firewall import backend
+from tests.lab.thoroughness import drawn, is_thorough, seed
 from tests.unit.fake_node import node_plan, plan, server
 
 NEVER = 1 << 30
 SHARES = 4
-"""How many tests share the points: each is short enough for a busy machine."""
+"""How many tests share the points in a thorough run: each is short enough for a busy machine."""
 FOREIGN = ("192.168.9.200:80", "10.96.0.77:80")
 """Virtual servers of another program."""
 
@@ -201,9 +202,13 @@ def prepare_namespace() -> None:
         run(f"ipvsadm -a -t {foreign} -r 192.168.9.7:80 -m")
 
 
-@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize("share", range(SHARES if is_thorough() else 1))
 def test_a_kill_at_each_point_around_a_write_of_the_ledger_is_a_restart(
-    namespace: None, tmp_path: Path, share: int, monkeypatch: pytest.MonkeyPatch
+    namespace: None,
+    tmp_path: Path,
+    share: int,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
 ) -> None:
     for name in ("PATIENCE", "LONGEST_PATIENCE"):  # else a run on a busy machine binds before it sets routes
         monkeypatch.setattr(bind_gate, name, 600.0)
@@ -221,8 +226,11 @@ def test_a_kill_at_each_point_around_a_write_of_the_ledger_is_a_restart(
     points = names.read_text().splitlines()
     assert {"before lines", "between lines and head", "after head", "after the first send"} == set(points)
 
-    for number, name in list(enumerate(points))[share::SHARES]:
-        where, directory = f"killed at step {number}, {name}", tmp_path / str(number)
+    by, steps_of_all = seed(), list(enumerate(points))
+    chosen = steps_of_all[share::SHARES] if is_thorough() else drawn(steps_of_all, one_of=SHARES, by=by)
+    record_property("measured", f"kroute is killed at {len(chosen)} of {len(points)} steps, seed {by}")
+    for number, name in chosen:
+        where, directory = f"seed {by}: killed at step {number}, {name}", tmp_path / str(number)
         ended = in_child(lambda: serve(directory, FIRST, [*SECOND, GONE]), Steps(number))  # noqa: B023
         assert ended in {-signal.SIGKILL, 0}, where  # the sends after a write differ from run to run
         assert in_child(lambda: serve(directory, SECOND)) == 0, where  # noqa: B023

@@ -1,6 +1,4 @@
-"""The ways on which objects get to the agents of the lab, and which of them a run goes.
-
-`KROUTE_FEED` names one. `KROUTE_LAB_THOROUGH`, which `make nightly` sets, has a run go every way.
+"""The ways on which objects get to the agents of the lab, and which of them a run goes (`KROUTE_FEED`).
 
 Imports only the standard library: it is read before a lab exists.
 """
@@ -8,11 +6,6 @@ Imports only the standard library: it is read before a lab exists.
 import os
 
 MANIFESTS, API = "manifests", "api"
-
-
-def is_thorough() -> bool:
-    """Whether this run does what `make test` leaves to `make nightly`."""
-    return bool(os.environ.get("KROUTE_LAB_THOROUGH"))
 
 
 def wanted() -> list[str]:

@@ -30,9 +30,9 @@ from pathlib import Path
 import pytest
 
 from tests.lab import firewall, kubernetes
-from tests.lab.feeds import is_thorough
 from tests.lab.mode import lab_mode
 from tests.lab.places import PROJECT
+from tests.lab.thoroughness import is_thorough
 from tests.lab.vm import kernels
 from tests.lab.vm.durations import Durations
 from tests.lab.vm.fleet import Fleet, kernels_used, stop_if_asked

@@ -92,7 +92,10 @@ def day_world() -> Iterator[World]:
 
 @pytest.mark.parametrize(
     "backend",
-    [pytest.param("nftables", marks=pytest.mark.nftables), pytest.param("iptables", marks=pytest.mark.legacy)],
+    [
+        pytest.param("nftables", marks=pytest.mark.nftables),
+        pytest.param("iptables", marks=[pytest.mark.legacy, pytest.mark.thorough]),
+    ],
 )
 async def test_after_a_day_of_trouble_nobody_has_noticed_anything(
     backend: str,

@@ -15,9 +15,9 @@ from tests.lab import objects
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.feed import Feed
-from tests.lab.feeds import is_thorough
 from tests.lab.namespaces import CommandError
 from tests.lab.objects import Object, identity
+from tests.lab.thoroughness import is_thorough
 from tests.scenarios.conftest import World
 from tests.scenarios.expected_state import assert_right
 

@@ -1,6 +1,7 @@
-"""S1, S2, S11, S12 and S13 once more with each kind of overlay network between the nodes, and what tunnels add.
+"""What each kind of overlay network between the nodes adds: an MTU of pods that is smaller than the wire's.
 
-The MTU of pods is smaller than the wire's, and the kernel leaves checksums to the tunnel's device.
+The kernel leaves checksums to the tunnel's device. A thorough run also has field scenarios on each
+(`test_scenarios_on_overlays.py`).
 """
 
 import asyncio
@@ -16,46 +17,7 @@ from tests.lab.objects import endpoint_slices, service
 from tests.lab.overlays import IPIP, VXLAN, WIREGUARD, WIREGUARD_FOR_PODS_ONLY, carried
 from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.lab.world import FAMILIES, World
-from tests.scenarios.test_s01_host_reaches_remote_pods import (
-    test_s1_all_pods_answer_a_host_and_see_its_own_address,
-    test_s1_the_local_route_of_each_vip_has_the_nodes_address_as_source,
-    test_s2_the_api_server_is_reached_from_every_node,
-)
-from tests.scenarios.test_s11_masquerading import (
-    test_a_pod_that_is_sent_to_itself_gets_an_answer,
-    test_exempt_sources_are_not_masqueraded,
-    test_only_calls_from_outside_the_cluster_networks_are_masqueraded,
-    test_s11_masquerade_all_shows_the_node_for_every_connection,
-    test_s12_a_pod_sees_the_pod_that_called,
-)
-from tests.scenarios.test_s13_external_traffic import (
-    NODE_PORT,
-    PORTS,
-    TARGET_PORTS,
-    quick_errors,
-    test_s13_cluster_any_node_serves_and_the_pod_sees_that_node,
-    test_s13_local_follows_the_pod_to_the_node,
-    test_s13_local_pods_and_processes_of_a_node_without_an_endpoint_are_served_by_the_clusters,
-    test_s13_local_the_client_is_seen_as_itself_where_a_pod_is_and_refused_elsewhere,
-    test_s13_the_policy_changes_while_clients_call,
-)
-
-__all__ = [
-    "quick_errors",
-    "test_a_pod_that_is_sent_to_itself_gets_an_answer",
-    "test_exempt_sources_are_not_masqueraded",
-    "test_only_calls_from_outside_the_cluster_networks_are_masqueraded",
-    "test_s1_all_pods_answer_a_host_and_see_its_own_address",
-    "test_s1_the_local_route_of_each_vip_has_the_nodes_address_as_source",
-    "test_s2_the_api_server_is_reached_from_every_node",
-    "test_s11_masquerade_all_shows_the_node_for_every_connection",
-    "test_s12_a_pod_sees_the_pod_that_called",
-    "test_s13_cluster_any_node_serves_and_the_pod_sees_that_node",
-    "test_s13_local_follows_the_pod_to_the_node",
-    "test_s13_local_pods_and_processes_of_a_node_without_an_endpoint_are_served_by_the_clusters",
-    "test_s13_local_the_client_is_seen_as_itself_where_a_pod_is_and_refused_elsewhere",
-    "test_s13_the_policy_changes_while_clients_call",
-]
+from tests.scenarios.test_s13_external_traffic import NODE_PORT, PORTS, TARGET_PORTS
 
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 LARGE = 20_000

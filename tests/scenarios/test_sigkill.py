@@ -1,23 +1,25 @@
 """kroute is killed at random moments while objects change all the time.
 
 After each start the kernel must match the objects, and state that was right must never be interrupted: a Service that
-nobody changes is polled while kroute dies and starts again, and a connection through it stays open.
+nobody changes is polled while kroute dies and starts again, and a connection through it stays open. The moments and the
+changes come from a seed.
 """
 
 import asyncio
 import itertools
 import random
 import socket
-from pathlib import Path
+from collections.abc import Callable
 
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.kernel_state import connections_ever
 from tests.lab.objects import Object, endpoint_slices, identity, service
+from tests.lab.thoroughness import is_thorough, seed
 from tests.scenarios.conftest import FAMILIES, World
 from tests.scenarios.expected_state import assert_right
 
-KILLS = 50
+KILLS = 50 if is_thorough() else 16
 CHURNING = 8
 LONGEST_LIFE = 1.5
 """Each run is killed within so many seconds: some during their start, others after it."""
@@ -92,18 +94,21 @@ def _bound_addresses(node: Node) -> set[str]:
     return {ip for ip in ANCHOR_IPS if ip in ipv4 or packed.get(ip) in ipv6}
 
 
-async def test_sigkill_at_fifty_random_moments_leaves_nothing_wrong(
-    world: World, deployment: Deployment, tmp_path: Path
+async def test_sigkill_at_random_moments_leaves_nothing_wrong(
+    world: World, deployment: Deployment, record_property: Callable[[str, object], None]
 ) -> None:
+    by = seed()
+    record_property("measured", f"kroute is killed at {KILLS} moments, seed {by}")
+    print(f"seed {by}")
     node1 = world.cluster.node("node1")
-    churn = Churn(world, deployment, seed=18)
+    churn = Churn(world, deployment, by)
     churn.create(service("anchor", *ANCHOR_IPS), *endpoint_slices("anchor", world.web))
     for _ in range(CHURNING):
         churn.step()
     node_objects = [item for item in deployment.node_objects if identity(item)[2] == "node1"]
     await deployment.start(nodes=("node1",))
     streams = [await world.visitor.open_stream(ip, 8080) for ip in ANCHOR_IPS]
-    dice = random.Random(50)
+    dice = random.Random(by)
     for _ in range(KILLS // 2):
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.lab.feeds import MANIFESTS, is_thorough, wanted
+from tests.lab.feeds import MANIFESTS, wanted
+from tests.lab.thoroughness import is_thorough
 from tests.lab.vm.durations import Durations, file_of
 from tests.lab.vm.kernels import NEEDS, Kernel
 
