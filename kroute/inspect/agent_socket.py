@@ -1,7 +1,7 @@
 """The agent's Unix socket: one question per connection, answered with JSON.
 
 A question is a line with a name and an argument. The answer is everything until the connection closes. The socket is in
-the state directory and has mode 0600: whoever may read it may read the node's IPVS table anyway.
+the state directory and has mode 0600: a user who may read it may read the node's IPVS table anyway.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ async def serve(
     """Answer questions on the state directory's socket while the block runs.
 
     `others` returns the answers to questions that are not in `answers`. What the block gets makes the socket again
-    whenever somebody has removed or replaced it, until cancelled.
+    whenever it was removed or replaced, until cancelled.
     """
 
     async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,7 +98,7 @@ async def serve(
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells a file from another one that has come in its place; None if there is none."""
+    """What distinguishes a file from one that has replaced it; None if there is none."""
     try:
         found = path.lstat()
     except OSError:

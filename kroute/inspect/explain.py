@@ -204,7 +204,7 @@ async def _clients(
 ) -> list[Client]:
     """The clients to examine: `address`, or one of each kind.
 
-    The kinds are this node, a pod (if pods can be told from others), and any other client.
+    The kinds are this node, a pod (if pods can be distinguished from others), and any other client.
     """
     if address is not None:
         way = await lookup.towards(address)

@@ -392,7 +392,7 @@ class RecordingXtables(Recording[clients.XtablesClient], reads=("is_used", "chai
         return found
 
     async def differences(self, rules: TableRules) -> list[str]:
-        """The differences from the kernel's rules. A table that nobody has used is not read, which would create it."""
+        """The differences from the kernel's rules. An unused table is not read: that would create it."""
         all_missing = [f"chain {name} is missing" for name in rules.chains]
         if not await self._client.is_used(rules.table):
             return all_missing

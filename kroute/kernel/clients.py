@@ -300,9 +300,10 @@ class ForeignChanges(AbstractAsyncContextManager["ForeignChanges"], Protocol):
     """Changes to some nf_tables tables by other sockets, from the moment at which the context manager is entered."""
 
     async def next(self) -> str:
-        """Wait until somebody else has changed one of the tables; returns who, in words. One call may stand for many.
+        """Wait until another program has changed one of the tables; returns which, in words.
 
-        It also returns when events were lost. The tables must be read again after each call.
+        One call may stand for many changes. It also returns when events were lost. The tables must be read again after
+        each call.
         """
 
 

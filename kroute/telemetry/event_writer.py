@@ -2,7 +2,7 @@
 
 Counts are kept as client-go keeps them (`tools/events/event_broadcaster.go`): the second occurrence makes the Event a
 series at once, later ones are only counted here. What is counted is written 6 minutes after the last occurrence, and
-every 30 minutes before that. An Event that has expired meanwhile is created again, with its count.
+every 30 minutes before that. An Event that has expired is created again, with its count.
 
 An Event is named as client-go names it: the object's name and the time in nanoseconds. Two agents may choose the same
 name at the same moment: the second takes another one.
@@ -93,7 +93,7 @@ class _EventSeries(msgspec.Struct):
 
 
 class EventWriter:
-    """Writes what it is told, at most ten Events a second. `clock` gives seconds and never goes back."""
+    """Writes Events, ten a second at most. `clock` gives seconds and never goes back."""
 
     def __init__(self, instance: str, requests: ApiWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self._instance = _cut(instance, INSTANCE_LIMIT)

@@ -1,20 +1,19 @@
 """Whether kroute works, and whether this node should get traffic: the rules and the JSON of kube-proxy.
 
-`/healthz` is for load balancers, `/livez` for whoever restarts kroute, `/readyz` for whoever waits until it is ready.
+`/healthz` is for load balancers, `/livez` for a program that restarts kroute, `/readyz` for one that waits for it.
 Sources: kubernetes pkg/proxy/healthcheck/proxy_health.go and KEP-3836. kube-proxy has no `/readyz`.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Protocol
 
 import msgspec
 
 from kroute.http.messages import Request, Response
-from kroute.reconcile.pass_status import ControllerStatistics
+from kroute.telemetry.agent_parts import AgentParts
 
 _HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
@@ -25,20 +24,6 @@ class HealthEndpoint(StrEnum):
     HEALTHZ = "/healthz"
     LIVEZ = "/livez"
     READYZ = "/readyz"
-
-
-class Workers(Protocol):
-    """The workers whose health is probed: `kroute.controllers.node_controllers.NodeControllers`."""
-
-    @property
-    def is_live(self) -> bool:
-        """Whether everything of the initial sync is served."""
-
-    def complaints(self) -> list[str]:
-        """The reasons why they do not work; empty if they do."""
-
-    def statistics(self) -> Mapping[str, ControllerStatistics]:
-        """Each controller's counters, by name."""
 
 
 class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -59,25 +44,14 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 class Health:
     """Answers probes, and counts the answers by probe and status."""
 
-    def __init__(
-        self,
-        workers: Workers,
-        ineligible: Callable[[], str | None],
-        waiting: Callable[[], str] = str,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        """`ineligible` says why this node should get no new traffic, or None. `now` is the Unix time.
-
-        `waiting` says for which other service proxy kroute waits, or is empty.
-        """
+    def __init__(self, parts: AgentParts, now: Callable[[], float] = time.time) -> None:
+        """`now` is the Unix time."""
         self.answers: dict[tuple[HealthEndpoint, int], int] = {
             (probe, int(status)): 0
             for probe in HealthEndpoint
             for status in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE)
         }
-        self._workers = workers
-        self._ineligible = ineligible
-        self._waiting = waiting
+        self._parts = parts
         self._now = now
 
     def answer(self, probe: HealthEndpoint) -> ProbeAnswer:
@@ -92,14 +66,14 @@ class Health:
         kroute is healthy while it starts, like kube-proxy: the kernel still serves what an earlier run has left. It is
         ready once the initial sync is served. While it waits for another service proxy to end, it is alive only.
         """
-        waiting = self._waiting()
-        causes = [] if waiting else self._workers.complaints()
+        waiting, controllers = self._parts.ownership.waiting_text, self._parts.controllers
+        causes = [] if waiting else controllers.complaints()
         if waiting and probe is not HealthEndpoint.LIVEZ:
             causes.append(waiting)
-        reason = self._ineligible() if probe is HealthEndpoint.HEALTHZ else None
+        reason = self._parts.changes.ineligible() if probe is HealthEndpoint.HEALTHZ else None
         if reason is not None:
             causes.append(reason)
-        if probe is HealthEndpoint.READYZ and not (waiting or self._workers.is_live):
+        if probe is HealthEndpoint.READYZ and not (waiting or controllers.is_live):
             causes.append("the initial sync of Services is not served yet")
         now = self._now()
         return ProbeAnswer(
@@ -112,7 +86,7 @@ class Health:
 
     def last_updated(self) -> float:
         """The earliest of the controllers' last successful passes, in Unix time; 0 if a controller had none."""
-        return min((each.last_success for each in self._workers.statistics().values()), default=0.0)
+        return min((each.last_success for each in self._parts.controllers.statistics().values()), default=0.0)
 
 
 def _rfc3339(moment: float) -> str:
@@ -129,13 +103,8 @@ def probe_response(health: Health, path: str) -> Response | None:
     return Response(answer.status, msgspec.json.encode(answer), headers=_HEADERS)
 
 
-class HealthServer:
-    """Answers only probes: its port is open to load balancers."""
-
-    def __init__(self, health: Health) -> None:
-        self._health = health
-
-    async def answer(self, request: Request) -> Response:
-        if request.method not in {"GET", "HEAD"}:
-            return Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
-        return probe_response(self._health, request.path) or Response(HTTPStatus.NOT_FOUND)
+async def answer_probe(health: Health, request: Request) -> Response:
+    """The response on a port that is open to load balancers: it answers only probes."""
+    if request.method not in {"GET", "HEAD"}:
+        return Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
+    return probe_response(health, request.path) or Response(HTTPStatus.NOT_FOUND)

@@ -1,7 +1,7 @@
 """Read the figures of all planned Services on request, and keep what was read for a time.
 
 A scan of the kernel costs up to a second of processor time for 100,000 real servers. So what was read is kept for a
-multiple of the time that the scan took. A caller is told how long to wait before asking again.
+multiple of the time that the scan took. A caller learns how long to wait before the next request.
 """
 
 import asyncio
@@ -147,6 +147,6 @@ class RateMeter:
         return Rates(*total) if is_known else None
 
     def _forget(self) -> None:
-        """Free both readings: nobody looks any more."""
+        """Free both readings: no viewer looks any more."""
         self._before = self._last = _NOTHING
         self.total = None

@@ -1,10 +1,10 @@
-"""The metrics port: `/metrics`, the status page on `/`, the probes, and the paths that kube-proxy has besides.
+"""The metrics port: `/metrics`, the status page on `/`, the probes, and the other paths of kube-proxy.
 
 Everything is read-only. The page names Services and pods, and a browser on the same machine can reach a port on
 loopback. So such a port refuses requests whose Host is not a loopback name, as a DNS rebinding attack would send them.
 The page may load and run only files that are shipped with it.
 
-This is made with the first request: an agent that nobody asks does not load any of it.
+It is made with the first request: an agent that gets none does not load any of it.
 """
 
 from collections.abc import Hashable, Mapping
@@ -104,7 +104,7 @@ class MetricsPort:
         return self._of_kube_proxy(request) or probe_response(self._health, path) or Response(HTTPStatus.NOT_FOUND)
 
     async def _shared_response(self, path: str, question: Hashable, content_type: str = _JSON) -> Response:
-        """The answer that all share who ask this now."""
+        """The answer, which clients that ask for it now share."""
         try:
             body = await self._shared[path].get(question)
         except BusyError:
@@ -146,7 +146,7 @@ class MetricsPort:
         return await self._answers[name](WITH_DIGEST)
 
     def _of_kube_proxy(self, request: Request) -> Response | None:
-        """The answer to a path that kube-proxy has besides metrics and probes, or None."""
+        """The answer to a path of kube-proxy that is neither metrics nor a probe, or None."""
         if request.path == "/proxyMode":
             return text(HTTPStatus.OK, "ipvs")
         if request.path == "/configz":

@@ -21,7 +21,7 @@ from kroute.runtime.on_demand import OnDemand
 from kroute.settings import ListenAddress
 from kroute.telemetry.agent_parts import AgentParts
 from kroute.telemetry.events import EventRecorder
-from kroute.telemetry.health import Health, HealthServer, probe_response
+from kroute.telemetry.health import Health, answer_probe, probe_response
 from kroute.telemetry.privileges import PrivilegeWatch
 from kroute.telemetry.statistics import QUESTION
 
@@ -43,7 +43,7 @@ class Observation:
         self._parts = parts
         self._recorder = recorder
         self._report = recorder.report_on_node
-        self._health = Health(parts.controllers, parts.changes.ineligible, lambda: parts.ownership.waiting_text)
+        self._health = Health(parts)
         self._status = OnDemand(self._load_status)
         self._port = OnDemand(self._load_port)
         self.answers: Mapping[str, Answer] = {
@@ -61,19 +61,21 @@ class Observation:
             "privileges": self._privileges.run,
             "start": self._announce_start,
         }
-        if self._parts.settings.own_bind_address is not None:
-            parts["own"] = partial(self._serve_own, self._parts.settings.own_bind_address)
-        if self._parts.settings.healthz_bind_address is not None:
-            parts["healthz"] = partial(self._serve_health, self._parts.settings.healthz_bind_address)
-        if self._parts.settings.metrics_bind_address is not None:
-            parts["metrics"] = partial(self._serve_metrics, self._parts.settings.metrics_bind_address)
+        settings = self._parts.settings
+        for name, where, serve in (
+            ("own", settings.own_bind_address, self._serve_own),
+            ("healthz", settings.healthz_bind_address, self._serve_health),
+            ("metrics", settings.metrics_bind_address, self._serve_metrics),
+        ):
+            if where is not None:
+                parts[name] = partial(serve, where)
         async with asyncio.TaskGroup() as group:
             for name, part in parts.items():
                 group.create_task(_harmless(name, part), name=name)
 
     async def _serve_health(self, where: ListenAddress) -> None:
         await self._parts.ownership.is_ours.wait()  # until then the port is the other proxy's
-        answer = HealthServer(self._health).answer
+        answer = partial(answer_probe, self._health)
         await server.serve("healthz", where, answer, self._report, held=self._parts.ownership.held_ports)
 
     async def _serve_metrics(self, where: ListenAddress) -> None:

@@ -1,4 +1,4 @@
-"""Answers that all who ask at about the same time share: nobody has them computed more often by asking more often."""
+"""Answers that clients share when they ask at about the same time: to ask more often causes no more computations."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
@@ -21,7 +21,7 @@ class SharedAnswers(Generic[K, T]):
     """Answers questions by `compute`, one computation at a time.
 
     An answer is given for SHORTEST seconds, or for as long as its computation took. After a computation, as much time
-    is left to other work. A computation goes on when those who wait for it are cancelled: otherwise a client that
+    is left to other work. A computation goes on when the clients that wait for it are cancelled: otherwise one that
     connects again and again could keep it from ever ending.
     """
 
@@ -32,7 +32,7 @@ class SharedAnswers(Generic[K, T]):
         self._answers: dict[K, asyncio.Task[T]] = {}
 
     async def get(self, question: K) -> T:
-        """The answer, of now or some time ago. A failure is shared by those who wait, and is not kept.
+        """The answer, of now or some time ago. A failure is shared by all clients that wait, and is not kept.
 
         Raises:
             BusyError: MOST_QUESTIONS others wait.

@@ -1,4 +1,4 @@
-"""Bound how often something is said about one object, and in all: whoever writes a Service may make it wrong.
+"""Bound how often something is said about one object, and in all: any author of a Service may make it wrong.
 
 The figures are those of client-go (`tools/record/events_cache.go`): 25 at once about an object, then one in five
 minutes; after ten of one reason in ten minutes, those that follow become one. Those in all are kroute's own.

@@ -273,13 +273,13 @@ class StatusPage:
                 name=name,
                 depth=queues[name].depth,
                 lag=queues[name].lag,
-                writes=each.writes,
-                repairs=each.repairs,
-                failures=each.failures,
-                waiting=each.waiting,
-                last_resync=each.last_resync,
+                writes=work.writes,
+                repairs=work.repairs,
+                failures=work.failures,
+                waiting=work.waiting,
+                last_resync=work.last_resync,
             )
-            for name, each in self._parts.controllers.statistics().items()
+            for name, work in self._parts.controllers.statistics().items()
         ]
 
 

@@ -22,13 +22,12 @@ POLICIES = ("internal", "external")
 
 
 class PlanSurvey(NamedTuple):
-    """How many Services there are, how many of them policy Local leaves without an endpoint here, and all problems.
+    """How many Services policy Local leaves without an endpoint here, and all problems.
 
     `without_local_endpoint` is by policy ("internal" or "external") and family. `problems` are counted by reason.
     `troubled` has Services with problems, up to the limit, each with its problems by reason.
     """
 
-    services: int
     without_local_endpoint: Mapping[tuple[str, str], int]
     problems: Mapping[str, int]
     troubled: Mapping[ObjectKey, Mapping[str, int]]
@@ -80,7 +79,6 @@ def by(label: str, values: Callable[[Scrape], Iterable[tuple[str, Value]]]) -> S
 
 async def survey(plans: Collection[Plan], limit: int) -> PlanSurvey:
     """Count what the metrics need from all plans. Other tasks run in between."""
-    services = 0
     without_local: Counter[tuple[str, str]] = Counter(dict.fromkeys(product(POLICIES, FAMILIES), 0))
     problems: Counter[str] = Counter()
     troubled: dict[ObjectKey, Mapping[str, int]] = {}
@@ -90,11 +88,10 @@ async def survey(plans: Collection[Plan], limit: int) -> PlanSurvey:
             problems.update(reasons)
             if isinstance(plan, NodePlan):
                 continue
-            services += 1
             without_local.update(_without_local(plan))
             if reasons and len(troubled) < limit:
                 troubled[plan.key] = Counter(reasons)
-    return PlanSurvey(services, without_local, problems, troubled)
+    return PlanSurvey(without_local, problems, troubled)
 
 
 def _without_local(plan: ServicePlan) -> set[tuple[str, str]]:
