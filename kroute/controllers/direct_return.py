@@ -15,6 +15,7 @@ from socket import AF_INET, AF_INET6
 
 import structlog
 
+from kroute.controllers.prepared_pods import PreparedPods
 from kroute.kernel.clients import TunnelClient
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.steering import Steer
@@ -28,7 +29,6 @@ from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.pass_status import PassStatus, Report
-from kroute.reconcile.prepared_pods import PreparedPods
 from kroute.reconcile.stage_gate import ENFORCED, ENTRIES_PREPARED, SERVED, WITHDRAWN, StageGate
 from kroute.settings import Settings
 

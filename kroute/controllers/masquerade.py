@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from kroute.base.backoff import Retries, retry_when_exhausted
@@ -253,10 +254,10 @@ class _Enforcement:
         self._is_right = is_right
         self._enforces = enforces
         self._plans: dict[ObjectKey, tuple[ServicePlan, tuple[SetEntry, ...]]] = {}
-        gate.join(waker, says={stage: self._question(family) for family, stage in ENFORCED.items()})
+        gate.join(waker, says={stage: partial(self._is_enforced, family) for family, stage in ENFORCED.items()})
 
     def accept(self, plan: ServicePlan) -> None:
-        """Take a new plan in. It loses the stage if its ports are not all enforced, though the older plan's may be."""
+        """Take a new plan in. Its stage is revoked if its ports are not all enforced, as the older plan's may be."""
         entries = tuple(entry for entry in plan.set_entries if entry.set is AddressSet.RESTRICTED)
         was_restricted = plan.key in self._plans
         if entries:
@@ -266,12 +267,12 @@ class _Enforcement:
         if entries or was_restricted or plan.is_empty:
             self._gate.submit(plan, *ENFORCED.values())
         if entries:
-            self._lose_what_is_open(plan)
+            self._revoke_what_is_open(plan)
 
     def review(self) -> None:
-        """Take the stage back from plans whose ports are no longer enforced; call this when sets or rules changed."""
+        """Revoke the stage of plans whose ports are no longer enforced; call this when sets or rules changed."""
         for plan, _ in self._plans.values():
-            self._lose_what_is_open(plan)
+            self._revoke_what_is_open(plan)
 
     async def advance(self) -> None:
         """Say which plans have passed the stage."""
@@ -279,15 +280,13 @@ class _Enforcement:
             if self._gate.has_candidates(stage):
                 await self._gate.advance(stage)
 
-    def _lose_what_is_open(self, plan: ServicePlan) -> None:
+    def _revoke_what_is_open(self, plan: ServicePlan) -> None:
         for family, stage in ENFORCED.items():
-            if not self._is_enforced(plan, family):
-                self._gate.lose(stage, plan)
+            if not self._is_enforced(family, plan):
+                self._gate.revoke(stage, [plan.key])
+                self._gate.submit(plan, stage)
 
-    def _question(self, family: Family) -> Callable[[Revision], bool]:
-        return lambda plan: self._is_enforced(plan, family)
-
-    def _is_enforced(self, plan: Revision, family: Family) -> bool:
+    def _is_enforced(self, family: Family, plan: Revision) -> bool:
         _, entries = self._plans.get(plan.key, (plan, ()))
         own = [entry for entry in entries if entry.family is family]
         return not own or (self._enforces(family) and all(self._is_right(entry) for entry in own))

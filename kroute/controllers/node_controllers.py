@@ -14,6 +14,7 @@ from kroute.base.histogram import Histogram
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.health_checks import HealthChecks
 from kroute.controllers.masquerade import Masquerade
+from kroute.controllers.prepared_pods import PreparedPods
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy.controller import ServiceProxy
 from kroute.firewall.backend import firewall_of
@@ -26,7 +27,6 @@ from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import ControllerStatistics, Report
-from kroute.reconcile.prepared_pods import PreparedPods
 from kroute.reconcile.stage_gate import StageGate
 from kroute.settings import Settings
 
@@ -113,13 +113,9 @@ class NodeControllers:
             settings,
             broadcaster.subscribe(ServiceProxy.name),
             gate,
+            kernel=kernel,
             interface=self.interface,
             ledger=self.ledger,
-            ipvs=kernel.ipvs,
-            addresses=kernel.addresses,
-            conntrack=kernel.conntrack,
-            sysctls=kernel.sysctls,
-            kernel_version=kernel.version,
             monitor=self._monitors[0],
             report=report,
             pods=prepared,

@@ -212,12 +212,12 @@ class RouteFix(StagedController[str, SourceRoute]):
         is_known = address in self.desired.applied or bool(self.desired.owners(address))
         return self._interface.is_ours or is_known
 
-    def retracted(self, plan: ServicePlan) -> None:
+    def revoked(self, plan: ServicePlan) -> None:
         """Assume that the plan's routes are lost: the kernel may delete routes with an address and send no event."""
         for vip in plan.vips:
             if vip.source is not None and (self._is_reading or vip.address in self.desired.applied):
                 self.desired.note_applied(vip.address, None)
-        super().retracted(plan)
+        super().revoked(plan)
 
     async def cleanup(self, report: CleanupReport) -> None:
         """Delete our routes on the dummy interface."""

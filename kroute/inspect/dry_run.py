@@ -13,7 +13,7 @@ from typing import ClassVar
 import msgspec
 
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.controllers.service_proxy.bind_gate import PATIENCE
+from kroute.controllers.service_proxy.readiness import PATIENCE
 from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
 from kroute.inspect.recording import Recorder, recording

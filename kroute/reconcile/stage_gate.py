@@ -8,9 +8,9 @@ ROUTES_PREPARED, ENTRIES_PREPARED) come before any address, and wait for no remo
 the additions of their own plan, where new real servers replace old ones on an address that is live, and only for a
 limited time.
 
-A plan can lose a stage: when the address of a VIP is deleted, its route goes too. The controller that notices takes the
-stage back (`retract`). That wakes the controller that says the stage, which prepares the plan again. So a repair keeps
-the order of a first start.
+A stage can be taken back (`revoke`): when the address of a VIP is deleted, its route goes too. That wakes the
+controller that acts upon it, usually the one that says the stage, which prepares the plan again. So a repair keeps the
+order of a first start.
 
 A new controller that others are to wait for declares its own stage, beside its code: `ANNOUNCED = Stage("announced")`.
 It names the stage when it joins the gate; nothing in this module has to know it.
@@ -43,7 +43,7 @@ new connections."""
 
 ENFORCED: Mapping[Family, Stage] = {family: Stage(f"enforced-{family.value.lower()}") for family in Family}
 """masquerade: the ports of this family that the plan restricts are known to the rules, and these stand. Said only of
-plans that restrict some, and of those that are gone; `lose` takes it back."""
+plans that restrict some, and of those that are gone. masquerade revokes it, and service_proxy acts upon that."""
 
 GOING_LIVE = (ENTRIES_PREPARED, SERVED, ROUTES_PREPARED, WITHDRAWN)
 """A plan that has passed these is in the kernel in full, and what it replaced is withdrawn."""
@@ -104,19 +104,18 @@ class _Waiter(NamedTuple):
 class _Passage:
     """The state of one stage.
 
-    `waker` wakes the controller that says it, which `works` while it is in a pass. `passed` has the newest generation
-    of each owner that has passed it, `candidates` the revisions that have yet to pass it, `retracted` the owners that
-    have lost it.
+    The controller that says it `works` while it is in a pass. `passed` has the newest generation of each owner that has
+    passed it, `candidates` the revisions that have yet to pass it, `revoked` the owners that have lost it since
+    `take_revoked`. `reviser` wakes the controller that calls this.
     """
 
     def __init__(self, waker: asyncio.Event, has_passed: HasPassed, works: Callable[[], bool]) -> None:
-        self.waker = waker
+        self.reviser = waker
         self.has_passed = has_passed
         self.works = works
         self.passed: dict[ObjectKey, int] = {}
         self.candidates: dict[ObjectKey, Revision] = {}
-        self.retracted: set[ObjectKey] = set()
-        self.lost: set[ObjectKey] = set()
+        self.revoked: set[ObjectKey] = set()
 
 
 class StageGate:
@@ -138,16 +137,18 @@ class StageGate:
         *,
         says: Mapping[Stage, HasPassed],
         waits_for: Iterable[Stage] = (),
+        acts_on_revoked: Iterable[Stage] = (),
         needs: Needs = _always,
         works: Callable[[], bool] = _never,
     ) -> None:
-        """Add a controller. `waker` is set when a stage that it waits for is passed, or one that it says is retracted.
+        """Add a controller. `waker` is set when a stage that it waits for is passed, or one that it says is revoked.
 
         `says` has a predicate for each stage that the controller says: whether a candidate has passed it. `needs`
         returns whether anything of the controller's waits for these revisions: else it is not woken by them. `works`
-        returns whether the controller is in a pass now, so that what waits for it is not given up. A controller
-        may join again, to wait for other stages in another way. Raises ValueError if another controller says
-        the stage.
+        returns whether the controller is in a pass now, so that what waits for it is not given up. `acts_on_revoked`
+        are stages of other controllers of which this one takes the revocations, in place of those that say them, which
+        have joined before. A controller may join again, to wait for other stages in another way. Raises ValueError if
+        another controller says the stage.
         """
         for stage, has_passed in says.items():
             if stage in self._passages:
@@ -155,6 +156,8 @@ class StageGate:
             self._passages[stage] = _Passage(waker, has_passed, works)
         for stage in waits_for:
             self._waiting[stage].append(_Waiter(waker, needs))
+        for stage in acts_on_revoked:
+            self._passages[stage].reviser = waker
 
     def follow(self, follower: Follower) -> None:
         """Call `follower` with every stage and the plans that pass it."""
@@ -230,35 +233,18 @@ class StageGate:
         """Note that a controller has written something at `now`, in seconds; `progress` keeps the last such time."""
         self.progress = now
 
-    def retract(self, stage: Stage, owners: Iterable[ObjectKey]) -> None:
-        """Say that these owners have lost the stage, and wake its controller to prepare them again."""
+    def revoke(self, stage: Stage, owners: Iterable[ObjectKey]) -> None:
+        """Say that these owners have lost the stage, and wake the controller that acts upon it."""
         passage = self._passages[stage]
         for owner in owners:
             passage.passed.pop(owner, None)
-            passage.retracted.add(owner)
-        passage.waker.set()
+            passage.revoked.add(owner)
+        passage.reviser.set()
 
-    def take_retracted(self, stage: Stage) -> set[ObjectKey]:
-        """The owners that have lost the stage since the last call. Only the controller that says the stage calls it."""
+    def take_revoked(self, stage: Stage) -> set[ObjectKey]:
+        """The owners that have lost the stage since the last call. Only the controller that acts upon it calls this."""
         passage = self._passages[stage]
-        taken, passage.retracted = passage.retracted, set()
-        return taken
-
-    def lose(self, stage: Stage, revision: Revision) -> None:
-        """Note that this revision has lost the stage, or has not passed it yet, and wake the controllers that wait.
-
-        Only the controller that says the stage calls this.
-        """
-        passage = self._passages[stage]
-        passage.passed.pop(revision.key, None)
-        passage.candidates[revision.key] = revision
-        passage.lost.add(revision.key)
-        self._wake(stage, (revision,))
-
-    def take_lost(self, stage: Stage) -> set[ObjectKey]:
-        """Those that have lost the stage since the last call; for the one controller that acts upon it."""
-        passage = self._passages[stage]
-        taken, passage.lost = passage.lost, set()
+        taken, passage.revoked = passage.revoked, set()
         return taken
 
     def _forget_when_over(self, last: Revision) -> None:

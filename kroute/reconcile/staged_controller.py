@@ -174,10 +174,10 @@ class StagedController(Controller, Generic[K, V]):
     async def write_deltas(self) -> None:
         """Write the deltas that may be written now, and take new plans in between two batches."""
         self._accepted.clear()
-        if retracted := self.gate.take_retracted(self.stage):
-            async for keys in sliced(retracted):
+        if revoked := self.gate.take_revoked(self.stage):
+            async for keys in sliced(revoked):
                 for key in self._plans.keys() & keys:
-                    self.retracted(self._plans[key])
+                    self.revoked(self._plans[key])
         if not self.desired.unsettled:
             return
         seen = (self.desired.changes, *[self.gate.passages[stage] for stage in self.waits_for])
@@ -250,7 +250,7 @@ class StagedController(Controller, Generic[K, V]):
         """
         return delta.desired is not None or self.gate.has_passed(self.desired.dropped_by(delta.key), WITHDRAWN)
 
-    def retracted(self, plan: ServicePlan) -> None:
+    def revoked(self, plan: ServicePlan) -> None:
         """Submit a plan that has lost the stage again."""
         self.gate.submit(plan, self.stage)
 

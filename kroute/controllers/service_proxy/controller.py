@@ -1,27 +1,26 @@
 """Makes this node serve: the dummy interface with the VIPs, and the virtual servers behind them.
 
-A pass writes in the order of dependency. First it unbinds addresses that nobody wants, then it deletes their virtual
-servers. It makes new virtual servers with their real servers when masquerade has said ENTRIES_PREPARED for the plan. It
-binds an address when the plan's virtual servers exist and route_fix has said ROUTES_PREPARED. Each wait is limited.
+`ServiceProxy.WRITE_ORDER` is the order of a pass: what is written, after what, and why. `readiness` decides what may be
+written for a plan, as far as that depends on other controllers.
 """
 
 import asyncio
-import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import ClassVar, NamedTuple
 
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls, conntrack_rows, node_rows
+from kroute.controllers.ipvs.effective_weights import EffectiveWeights
 from kroute.controllers.ipvs.table_look import TableLook
-from kroute.controllers.ipvs.timeouts import Timeouts
 from kroute.controllers.ipvs.virtual_servers import VirtualServers
-from kroute.controllers.service_proxy.bind_gate import BindGate
-from kroute.controllers.service_proxy.ownership import adopt_what_is_ours, delete_what_is_ours
-from kroute.controllers.service_proxy.restrictions import Restrictions
+from kroute.controllers.prepared_pods import PreparedPods
+from kroute.controllers.service_proxy.readiness import Readiness
+from kroute.controllers.service_proxy.surroundings import Surroundings
 from kroute.controllers.service_proxy.udp_flows import UdpFlows, behind
 from kroute.controllers.service_proxy.vip_addresses import VipAddresses
-from kroute.kernel.clients import AddressClient, ConntrackClient, EventSource, IpvsClient, SysctlClient
+from kroute.kernel.clients import EventSource
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
+from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, ServicePlan, VirtualServerKey
 from kroute.reconcile.batches import sliced
@@ -29,9 +28,8 @@ from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.comparison.vips import describe_drift
 from kroute.reconcile.controller import Controller
-from kroute.reconcile.ledger import Exclusion, Ledger
+from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import Report
-from kroute.reconcile.prepared_pods import PreparedPods
 from kroute.reconcile.resync_schedule import DigestPace
 from kroute.reconcile.stage_gate import (
     EARLIER_RUN,
@@ -44,6 +42,14 @@ from kroute.reconcile.stage_gate import (
     StageGate,
 )
 from kroute.settings import Settings
+
+
+class _Step(NamedTuple):
+    """A step of `ServiceProxy.write`, the steps that must come before it, and why."""
+
+    take: Callable[["ServiceProxy"], Awaitable[None]]
+    after: "tuple[Callable[[ServiceProxy], Awaitable[None]], ...]"
+    why: str
 
 
 class ServiceProxy(Controller):
@@ -60,13 +66,9 @@ class ServiceProxy(Controller):
         subscription: Subscription,
         gate: StageGate,
         *,
+        kernel: NodeKernel,
         interface: DummyInterface,
         ledger: Ledger,
-        ipvs: IpvsClient,
-        addresses: AddressClient,
-        conntrack: ConntrackClient,
-        sysctls: SysctlClient,
-        kernel_version: tuple[int, int],
         monitor: EventSource,
         report: Report,
         pods: PreparedPods,
@@ -75,39 +77,35 @@ class ServiceProxy(Controller):
         super().__init__(settings, subscription, monitor, clock)
         self._gate = gate
         self._interface = interface
-        self._ledger = ledger
-        self._ipvs = ipvs
-        self._addresses = addresses
-        self._kernel_version = kernel_version
-        conntrack_limits = conntrack_rows(settings.conntrack, os.cpu_count() or 1)
-        self._sysctls = NodeSysctls(sysctls, ledger, (*node_rows(settings), *conntrack_limits))
-        self._timeouts = Timeouts(ipvs, ledger, settings.ipvs_timeouts)
+        self._surroundings = Surroundings(settings, kernel, interface, ledger)
         pace = DigestPace(settings.resync_period, settings.resync_budget, self.status.counters)
-        self._vips = VipAddresses(self.status, addresses, interface, pace)
-        self._flows = UdpFlows(self.status, conntrack)
+        self._vips = VipAddresses(self.status, kernel.addresses, interface, pace)
+        self._flows = UdpFlows(self.status, kernel.conntrack)
         self._servers = VirtualServers(
             self.status,
-            TableLook(ipvs, settings),
+            TableLook(kernel.ipvs, settings),
             ledger,
-            sysctls=sysctls,
+            sysctls=kernel.sysctls,
             default_scheduler=settings.usual_scheduler,
             drain_timeout=settings.drain_timeout,
             report=report,
             suspect=self._flows.suspect,
         )
-        self.weights = self._servers.weights
-        self._bind_gate = BindGate(gate)
-        self._restrictions = Restrictions(gate, report, self._bind_gate.due, pods)
+        self._readiness = Readiness(gate, report, pods)
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._lost: set[str] | None = None
-        self._are_routes_in_doubt = False
-        self._first_write = True
-        self._serves_ipv6 = self._sysctls_due = self._is_owner_settled = False
+        self._may_routes_be_lost = False
+        self._is_first_write = True
         self.live = asyncio.Event()
         pods.follow(self.wake)
         says = {SERVED: self._is_served, WITHDRAWN: self._is_withdrawn}
-        gate.join(self.wake, says=says, waits_for=(ENTRIES_PREPARED, ROUTES_PREPARED), needs=self._bind_gate.awaits)
-        gate.join(self.wake, says={}, waits_for=ENFORCED.values())
+        gate.join(self.wake, says=says, waits_for=(ENTRIES_PREPARED, ROUTES_PREPARED), needs=self._readiness.waits_for)
+        gate.join(self.wake, says={}, waits_for=ENFORCED.values(), acts_on_revoked=ENFORCED.values())
+
+    @property
+    def weights(self) -> EffectiveWeights:
+        """The weights that the real servers should have now."""
+        return self._servers.weights
 
     async def run(self) -> None:
         """As every controller, and connect to real servers that are to be ejected."""
@@ -119,21 +117,17 @@ class ServiceProxy(Controller):
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Take the plans into the desired state."""
         for plan in plans:
-            servers = self._restrictions.accept(plan)
+            servers = self._readiness.accept(plan)
             self.weights.want(plan, servers)
             self._vips.desired.want(plan, {vip.address: vip for vip in plan.vips})
             self._gate.submit(plan, SERVED, WITHDRAWN)
-            if not self._serves_ipv6 and any(":" in key.address for key in servers):
-                self._serves_ipv6 = self._sysctls_due = True
+            if any(":" in key.address for key in servers):
+                self._surroundings.serve_ipv6()
             self._plans[plan.key] = plan
             if plan.is_empty:
                 del self._plans[plan.key]
-            if servers or plan.vips:
-                self._bind_gate.await_(plan)
-            else:
-                self._bind_gate.forget(plan.key)
-            if self._are_routes_in_doubt:
-                self._lose(vip.address for vip in plan.vips if vip.address not in self._vips.desired.applied)
+            if self._may_routes_be_lost:
+                self._note_lost(vip.address for vip in plan.vips if vip.address not in self._vips.desired.applied)
 
     def accept_node(self, plan: NodePlan) -> None:
         """Let the node's plan pass the stages that others wait for; it has no virtual servers and no VIPs."""
@@ -150,131 +144,136 @@ class ServiceProxy(Controller):
         if lost:
             lost = [address for address in lost if self._vips.desired.desired(address) is not None]
             self.status.repaired(describe_drift(address, None) for address in lost)
-            self._lose(lost)
+            self._note_lost(lost)
 
     async def prepare(self) -> None:
         """Make the interface, and set the sysctls and timeouts."""
-        await self._ensure_surroundings()
+        await self._surroundings.ensure()
 
     async def read(self) -> Iterable[str]:
         """Scan the link, sysctls, timeouts, addresses and IPVS. The first three are repaired at once."""
-        wrong = await self._ensure_surroundings()
+        wrong = await self._surroundings.ensure()
         drift = await self._vips.learn()
         wrong += [describe_drift(one.key, one.applied) for one in drift]
-        self._lose(one.key for one in drift if one.applied is None)
+        self._note_lost(one.key for one in drift if one.applied is None)
         return wrong + await self._servers.learn(self.write_new_changes)
 
     async def look(self) -> bool:
         """Repair what `read` repairs at once, then look at the addresses and IPVS."""
-        self.status.repaired(wrong := await self._ensure_surroundings())
+        self.status.repaired(wrong := await self._surroundings.ensure())
         return bool(wrong) or await self._vips.look() or await self._servers.look()
 
     async def write(self) -> None:
         """Write the deltas in the order of dependency."""
-        if self._interface.index is None:
-            self.status.repaired(await self._interface.ensure())
-        if self._first_write:
-            self._first_write = False
-            self._leave_the_rest()
-            self._flows.suspect(self._servers.ours())
-        if self._sysctls_due:
-            self._ensure_sysctls()
-        if self._lost is not None:
-            await self._prepare_again(self._lost)
-        gone = await self._vips.unbind()
-        if any(":" not in address for address in gone):
-            await self._prepare_again(())
-        self._bind_gate.look_at_clock(now := self.clock())
-        self._restrictions.look(now, self.weights.want)
-        written = self.status.counters.writes
-        await self._servers.write(self._vips.desired.is_leaving, self._is_held)
-        if self.status.counters.writes > written:
-            self._gate.proceed(now := self.clock())
-        await self._bind_gate.settle(self._servers.desired.is_settled, now)
-        await self._gate.advance(SERVED)
-        bound = await self._vips.bind(self._bind_gate.unready, self._restrictions.holds_address, self._has_route)
-        self._flows.suspect(behind(bound, self._vips.desired.owners, self._plans, self._servers.desired.applied))
-        if self._bind_gate.is_over:
-            self.live.set()
-        await self._gate.advance(WITHDRAWN)
-        if not self._gate.has_candidates(WITHDRAWN):
-            self._are_routes_in_doubt = False
-        await self._flows.end_stale(self._servers.serving)
+        for step in self.WRITE_ORDER:
+            await step.take(self)
 
     def next_due(self) -> float | None:
         """When the next poll of drains, end of a wait, or retry for UDP flows is due."""
-        parts = (self._servers, self._bind_gate, self._restrictions, self._flows)
-        return min((time for part in parts if (time := part.next_due()) is not None), default=None)
+        dues = (self._servers.next_due(), self._readiness.next_due(), self._flows.next_due())
+        return min((due for due in dues if due is not None), default=None)
 
     async def cleanup(self, report: CleanupReport) -> None:
         """Delete our addresses and virtual servers, then restore timeouts and sysctls."""
         with report.step("addresses and virtual servers"):
-            await self._settle_owner()
-            gone = await delete_what_is_ours(self._ledger, self._interface, self._addresses, self._ipvs, report)
-            await self._flows.forget_all(gone, report)
-        with report.step("IPVS timeouts"):
-            await self._timeouts.restore(report)
-        self._sysctls.restore(report)
+            await self._flows.forget_all(await self._surroundings.cleanup(report), report)
+        await self._surroundings.restore(report)
+
+    async def _prepare(self) -> None:
+        self.status.repaired(await self._surroundings.prepare_for_writes())
+        if self._is_first_write:
+            self._is_first_write = False
+            for desired in (self._vips.desired, self._servers.desired):
+                desired.drop_unwanted(EARLIER_RUN)
+            self._gate.submit(EARLIER_RUN, WITHDRAWN)
+            self._flows.suspect(self._servers.ours())
+
+    async def _unbind(self) -> None:
+        gone = await self._vips.unbind()
+        if any(":" not in address for address in gone):
+            self._note_lost(())
+
+    async def _revoke_routes(self) -> None:
+        """Have route_fix prepare the routes of lost addresses again.
+
+        A link that loses its last IPv4 address loses all its IPv4 routes. These include routes to addresses that are
+        yet to be bound, and to addresses that are wanted again before route_fix has deleted their routes.
+        """
+        if self._lost is None:
+            return
+        addresses, self._lost = self._lost, None
+        if all(":" in address for address in self._vips.desired.applied):
+            addresses.update(await self._vips.missing())
+            self._may_routes_be_lost = True
+        owners: set[ObjectKey] = set()
+        async for batch in sliced(addresses):
+            owners.update(owner for address in batch for owner in self._vips.desired.owners(address))
+        async for keys in sliced(owners):
+            for key in keys:
+                self._readiness.add(self._plans[key])
+        self._gate.revoke(ROUTES_PREPARED, owners)
+
+    async def _write_servers(self) -> None:
+        for plan in self._readiness.look(self.clock()):
+            self.weights.want(plan, self._readiness.servers(plan))
+        written = self.status.counters.writes
+        await self._servers.write(self._vips.desired.is_leaving, self._is_held)
+        if self.status.counters.writes > written:
+            self._gate.proceed(self.clock())
+
+    async def _say_served(self) -> None:
+        await self._readiness.settle(self._servers.desired.is_settled, self.clock())
+        await self._gate.advance(SERVED)
+
+    async def _bind(self) -> None:
+        bound = await self._vips.bind(self._readiness.may_bind, self._has_route)
+        self._flows.suspect(behind(bound, self._vips.desired.owners, self._plans, self._servers.desired.applied))
+        if self._readiness.is_over:
+            self.live.set()
+
+    async def _say_withdrawn(self) -> None:
+        await self._gate.advance(WITHDRAWN)
+        if not self._gate.has_candidates(WITHDRAWN):
+            self._may_routes_be_lost = False
+
+    async def _end_flows(self) -> None:
+        await self._flows.end_stale(self._servers.serving)
+
+    WRITE_ORDER: ClassVar = (
+        _Step(_prepare, (), "addresses need their link, and packets of IPv6 the sysctls"),
+        _Step(_unbind, (_prepare,), "no new client comes to what is deleted next"),
+        _Step(_revoke_routes, (_unbind,), "with the last IPv4 address of a link its routes go"),
+        _Step(
+            _write_servers,
+            (_unbind, _revoke_routes),
+            "a virtual server stays while its address is bound, and a new one waits for its set entries",
+        ),
+        _Step(_say_served, (_write_servers,), "route_fix adds routes to what is served only"),
+        _Step(
+            _bind,
+            (_revoke_routes, _write_servers, _say_served),
+            "a VIP goes live last: what is behind it is there, or was waited for long enough",
+        ),
+        _Step(_say_withdrawn, (_unbind, _write_servers), "the others delete what nothing leads to any more"),
+        _Step(_end_flows, (_write_servers, _bind), "a client's next packet begins a flow to what serves now"),
+    )
+    """What a pass writes, in this order."""
 
     def _notice_links(self, events: Sequence[LinkEvent]) -> None:
         """Of the link's state only the newest event counts: a link is down for a moment while it is being made."""
         if any(event.gone and event.ifindex == self._interface.index for event in events):
             self._interface.lost()
             self._vips.lost_all()
-            self._lose(())
+            self._note_lost(())
         elif events and not events[-1].gone and (events[-1].ifindex != self._interface.index or not events[-1].up):
             self.resync_soon()
 
-    async def _ensure_surroundings(self) -> list[str]:
-        """Repair the link, the ledger, sysctls and timeouts; returns what was wrong, one sentence each."""
-        await self._settle_owner()
-        wrong = await self._interface.ensure()
-        if not wrong and self._ledger.restore():
-            wrong = [f"the ledger {self._ledger.path} was missing"]
-        return wrong + self._ensure_sysctls() + await self._timeouts.ensure()
-
-    async def _settle_owner(self) -> None:
-        """Decide once which objects of an earlier run are ours, and record that in the ledger."""
-        if not self._is_owner_settled:
-            exclusion = Exclusion(self._settings.exclude_cidrs)
-            await adopt_what_is_ours(self._ledger, self._interface, self._addresses, self._ipvs, exclusion)
-            self._is_owner_settled = True
-
-    def _ensure_sysctls(self) -> list[str]:
-        self._sysctls_due = False
-        circumstances = Circumstances(self._kernel_version, self._serves_ipv6, self._settings.strict_arp)
-        return self._sysctls.ensure(circumstances)
-
-    def _lose(self, addresses: Iterable[str]) -> None:
+    def _note_lost(self, addresses: Iterable[str]) -> None:
         """Note lost addresses. Their routes may be lost too, so the next write has them prepared again first."""
         self._lost = (self._lost or set()) | set(addresses)
 
-    async def _prepare_again(self, lost: Iterable[str]) -> None:
-        """Have route_fix prepare the routes of these addresses again, before they are bound again.
-
-        A link that loses its last IPv4 address loses all its IPv4 routes. These include routes to addresses that are
-        yet to be bound, and to addresses that are wanted again before route_fix has deleted their routes.
-        """
-        self._lost, addresses = None, set(lost)
-        if all(":" in address for address in self._vips.desired.applied):
-            addresses.update(await self._vips.missing())
-            self._are_routes_in_doubt = True
-        owners: set[ObjectKey] = set()
-        async for batch in sliced(addresses):
-            owners.update(owner for address in batch for owner in self._vips.desired.owners(address))
-        async for keys in sliced(owners):
-            for key in keys:
-                self._bind_gate.await_(self._plans[key])
-        self._gate.retract(ROUTES_PREPARED, owners)
-
     def _has_route(self, key: ObjectKey) -> bool:
         return self._gate.has_passed(self._plans[key], ROUTES_PREPARED)
-
-    def _leave_the_rest(self) -> None:
-        """Let every object that an earlier run left and no plan names leave with EARLIER_RUN."""
-        self._vips.desired.drop_unwanted(EARLIER_RUN)
-        self._servers.desired.drop_unwanted(EARLIER_RUN)
-        self._gate.submit(EARLIER_RUN, WITHDRAWN)
 
     def _is_held(self, key: VirtualServerKey) -> bool:
         """Whether this virtual server must wait for its set entries.
@@ -283,13 +282,11 @@ class ServiceProxy(Controller):
         already delivers them here.
         """
         owners = self._servers.desired.owners(key)
-        return bool(owners) and (
-            self._restrictions.holds(owners[-1], key) or not self._bind_gate.may_let_in(owners[-1])
-        )
+        return bool(owners) and not self._readiness.may_serve(owners[-1], key)
 
     def _is_served(self, plan: Revision) -> bool:
         """Whether a plan is SERVED. Even one without virtual servers needs its set entries: they refuse packets."""
-        return self._bind_gate.is_ready(plan.key) or (
+        return self._readiness.is_ready(plan.key) or (
             self._servers.desired.is_settled(plan.key) and self._gate.has_passed(plan, ENTRIES_PREPARED)
         )
 
@@ -302,4 +299,4 @@ class ServiceProxy(Controller):
             return False
         if plan is EARLIER_RUN:
             return self.live.is_set()
-        return self._servers.desired.is_settled(plan.key) or self._bind_gate.is_ready(plan.key)
+        return self._servers.desired.is_settled(plan.key) or self._readiness.is_ready(plan.key)

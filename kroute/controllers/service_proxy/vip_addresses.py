@@ -4,7 +4,7 @@ An address is bound last, when a Service that wants it is ready (the caller says
 address that somebody else has unbound is bound again in the same order as a new one.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 import structlog
@@ -23,7 +23,7 @@ from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.pass_status import PassStatus, names_of
 from kroute.reconcile.resync_schedule import DigestPace
 
-IsHeld = Callable[[ObjectKey, str], bool]
+MayBind = Callable[[ObjectKey, str], bool]
 HasRoute = Callable[[ObjectKey], bool]
 
 log = structlog.get_logger(__name__)
@@ -103,28 +103,24 @@ class VipAddresses:
             gone += await self._writer.write(changes, self._send, harmless={EADDRNOTAVAIL, ENODEV})
         return [change.address for change in gone]
 
-    async def bind(self, unready: Set[ObjectKey], is_held: IsHeld, has_route: HasRoute) -> list[str]:
-        """Bind the missing addresses that a Service wants that is not `unready`, and that are not held for it.
+    async def bind(self, may_bind: MayBind, has_route: HasRoute) -> list[str]:
+        """Bind the missing addresses that may be bound for a Service that wants them; returns those that were bound.
 
-        Where an owner's source route exists, the kernel's own route is deleted in the same write. Returns those that
-        were bound.
+        Where an owner's source route exists, the kernel's own route is deleted in the same write.
         """
-        if not any(True for it in self.desired.unsettled for owner in self.desired.owners(it) if owner not in unready):
+
+        def is_free(address: str) -> bool:
+            return any(may_bind(owner, address) for owner in self.desired.owners(address))
+
+        if not any(map(is_free, self.desired.unsettled)):
             return []
         bound: list[AddressChange] = []
         waiting = self._status.waiting()
         async for batch in sliced(await self.missing()):
-            changes = [
-                self._binding(address, has_route)
-                for address in batch
-                if address not in waiting and self._may_bind(address, unready, is_held)
-            ]
+            changes = [self._binding(it, has_route) for it in batch if it not in waiting and is_free(it)]
             if changes:
                 bound += await self._writer.write(changes, self._send, harmless={EEXIST})
         return [change.address for change in bound]
-
-    def _may_bind(self, address: str, unready: Set[ObjectKey], is_held: IsHeld) -> bool:
-        return any(owner not in unready and not is_held(owner, address) for owner in self.desired.owners(address))
 
     def _binding(self, address: str, has_route: HasRoute) -> BindAddress:
         vip = self.desired.desired(address)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from kroute.controllers.service_proxy.bind_gate import LONGEST_PATIENCE, PATIENCE
+from kroute.controllers.service_proxy.readiness import LONGEST_PATIENCE, PATIENCE
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import IPSET_ERR_HASH_FULL, AddEntry
 from kroute.kernel.ipvs.objects import AddRealServer, AddVirtualServer

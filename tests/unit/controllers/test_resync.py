@@ -172,7 +172,7 @@ async def test_addresses_that_change_faster_than_they_are_read_hold_up_no_write_
         raise KernelError("the kernel's state changes faster than it can be read", errno=errno.EINTR)
 
     with monkeypatch.context() as churn:
-        churn.setattr(node.service_proxy._addresses, "read", interrupted)
+        churn.setattr(node.clients.addresses, "read", interrupted)
         node.kernel.virtual_servers.pop(key_of("a"))
         await node.resync()
         await node.apply(of("d", 9, "10.1.0.1"))

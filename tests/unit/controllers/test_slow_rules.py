@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kroute.controllers.service_proxy.bind_gate import PATIENCE, BindGate
+from kroute.controllers.prepared_pods import PreparedPods
+from kroute.controllers.service_proxy.readiness import PATIENCE, Readiness
 from kroute.kernel.errors import KernelError
 from kroute.model.plan import NodePlan
 from kroute.reconcile.stage_gate import ENTRIES_PREPARED, ROUTES_PREPARED
@@ -67,20 +68,20 @@ async def test_no_vip_goes_live_before_the_first_rules_however_long_they_take() 
     await node.masquerade.start()
     node.gate.join(asyncio.Event(), says={ROUTES_PREPARED: lambda _: True})
     node.gate.say(ROUTES_PREPARED, [WEB])
-    bind_gate = BindGate(node.gate)
-    bind_gate.await_(WEB)
+    readiness = Readiness(node.gate, lambda *_: None, PreparedPods())
+    readiness.add(WEB)
 
     async def looks() -> None:
-        bind_gate.look_at_clock(node.clock())
-        await bind_gate.settle(lambda _: True, node.clock())
+        readiness.look(node.clock())
+        await readiness.settle(lambda _: True, node.clock())
 
     async with waiting(node, node_plan()):
         for _ in range(4):
             await looks()
             node.clock.now += PATIENCE
-        assert not bind_gate.is_ready(WEB.key)
+        assert not readiness.is_ready(WEB.key)
     await looks()
-    assert bind_gate.is_ready(WEB.key)
+    assert readiness.is_ready(WEB.key)
 
 
 async def test_facts_that_change_while_rules_wait_are_written_after_it() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from structlog.testing import capture_logs
 
-from kroute.controllers.service_proxy.bind_gate import LONGEST_PATIENCE, PATIENCE
+from kroute.controllers.service_proxy.readiness import LONGEST_PATIENCE, PATIENCE
 from kroute.kernel.ipset import AddEntry
 from kroute.model.plan import AddressSet, ServicePlan, SetEntry
 from tests.unit.fake_node import DUMMY, FakeNode, plan, server

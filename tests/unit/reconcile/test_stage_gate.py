@@ -95,7 +95,7 @@ def test_a_stage_that_was_taken_back_must_be_passed_anew() -> None:
     gate = stage_gate()
     gate.say(ROUTES, [plan("a"), plan("b")])
     gate.say(ENTRIES, [plan("a")])
-    gate.retract(ROUTES, [plan("a").key])
+    gate.revoke(ROUTES, [plan("a").key])
     assert not gate.has_passed(plan("a"), ROUTES)
     assert gate.has_passed(plan("a"), ENTRIES)
     assert gate.has_passed(plan("b"), ROUTES)
@@ -105,18 +105,18 @@ def test_a_stage_that_was_taken_back_must_be_passed_anew() -> None:
 
 def test_the_services_that_lost_a_stage_are_reported_once() -> None:
     gate = stage_gate()
-    gate.retract(ROUTES, [plan("a").key])
-    gate.retract(ROUTES, [plan("b").key])
-    assert gate.take_retracted(ENTRIES) == set()
-    assert gate.take_retracted(ROUTES) == {plan("a").key, plan("b").key}
-    assert gate.take_retracted(ROUTES) == set()
+    gate.revoke(ROUTES, [plan("a").key])
+    gate.revoke(ROUTES, [plan("b").key])
+    assert gate.take_revoked(ENTRIES) == set()
+    assert gate.take_revoked(ROUTES) == {plan("a").key, plan("b").key}
+    assert gate.take_revoked(ROUTES) == set()
 
 
 def test_a_controller_is_woken_by_the_stages_that_it_waits_for_only() -> None:
     gate, waker = stage_gate(), asyncio.Event()
     gate.join(waker, says={}, waits_for=(ROUTES, ENTRIES))
     gate.say(WITHDRAWN, [plan()])
-    gate.retract(ROUTES, [KEY])
+    gate.revoke(ROUTES, [KEY])
     assert not waker.is_set()
     gate.say(ENTRIES, [plan()])
     assert waker.is_set()
@@ -127,9 +127,9 @@ def test_the_controller_that_says_a_stage_is_woken_when_it_is_taken_back_only() 
     gate.join(waker, says={ROUTES: ready})
     gate.join(asyncio.Event(), says={ENTRIES: ready})
     gate.say(ROUTES, [plan()])
-    gate.retract(ENTRIES, [KEY])
+    gate.revoke(ENTRIES, [KEY])
     assert not waker.is_set()
-    gate.retract(ROUTES, [KEY])
+    gate.revoke(ROUTES, [KEY])
     assert waker.is_set()
 
 

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.controllers.ipvs.sysctls import conntrack_rows, most_connections
-from kroute.controllers.service_proxy import controller
+from kroute.controllers.service_proxy import surroundings
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import ConntrackSettings
 from tests.fakes.kernel import FakeKernel
@@ -29,7 +29,7 @@ ALL = ConntrackSettings(30_001, 0, tcp_be_liberal=True, tcp_timeout_established=
 
 @pytest.fixture(autouse=True)
 def _four_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(surroundings.os, "cpu_count", lambda: 4)
 
 
 def kernel() -> FakeKernel:

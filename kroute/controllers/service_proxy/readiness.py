@@ -1,0 +1,289 @@
+"""Decides what of each plan may go live, and how long the rest of it waits.
+
+Other controllers grant a plan what it needs, by saying that it has passed their stages. There are two questions:
+
+| may | needs | waits for at most |
+|---|---|---|
+| a virtual server be made, or be changed so that it lets in clients | ENTRIES_PREPARED | PATIENCE |
+| so, and it is restricted (`loadBalancerSourceRanges`) | ENFORCED of its family | no limit |
+| so, and its pods answer the clients themselves | direct_return has said which pods are ready | no limit |
+| an address be bound | ENTRIES_PREPARED, ROUTES_PREPARED, the plan's virtual servers | PATIENCE |
+| so, and it has restricted ports | ENFORCED of its family | no limit |
+
+The Service's ClusterIP, node ports and other external IPs do not wait with a restricted port, because its source ranges
+do not apply to them. If a restricted port serves already (its restriction is new, or its rules were deleted), it gets
+no new real servers at first. After PATIENCE it is closed: it is planned without real servers, so that open connections
+drain and new ones are refused. A port that an earlier plan or run restricted is not closed while its rules exist.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+import structlog
+
+from kroute.controllers.prepared_pods import PreparedPods
+from kroute.model.addresses import Family, family_of
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import AddressSet, Problem, Protocol, ServicePlan, VirtualServer, VirtualServerKey
+from kroute.reconcile.batches import sliced
+from kroute.reconcile.pass_status import NAMED_SERVICES, Report, names_of
+from kroute.reconcile.stage_gate import ENFORCED, ENTRIES_PREPARED, ROUTES_PREPARED, Revision, StageGate
+
+log = structlog.get_logger(__name__)
+
+PATIENCE = 5.0
+"""Seconds for which a Service's virtual servers and addresses wait for routes and set entries. Each write of any
+controller restarts the count, and so does each look at the clock at which a controller that prepares plans is in a
+pass: at the start of a large cluster every controller is busy for longer than this, and on a slow node the first rules
+take longer. So does a look that comes `LATE`: the process stood still, and no controller has had its turn."""
+
+LATE = 1.0
+"""Seconds after its time at which a look at the clock is late."""
+
+LONGEST_PATIENCE = 60.0
+"""Seconds after which a wait ends even if controllers write, for instance when the kernel refuses a set entry while
+others are written."""
+
+NOT_ENFORCED = "SourceRangesNotEnforced"
+
+_Ports = frozenset[VirtualServerKey]
+_FamilyOfService = tuple[ObjectKey, Family]
+
+
+class _Wait:
+    """A plan that waits, `since` when (None: it has not been looked at yet), and whether for long enough."""
+
+    def __init__(self, plan: ServicePlan) -> None:
+        self.plan = plan
+        self.since: float | None = None
+        self.is_over = False
+
+
+class _Restricted(_Wait):
+    """The restricted ports of one Service in one family. `open` are those whose ranges are not known to be enforced.
+
+    When the wait is over, these are closed.
+    """
+
+    def __init__(self, plan: ServicePlan, ports: _Ports, before: "_Restricted | None") -> None:
+        super().__init__(plan)
+        self.ports = ports
+        self.open: _Ports = ports - (before.ports - before.open) if before is not None else ports
+        if before is not None and self.open:
+            self.since, self.is_over = before.since, before.is_over
+
+
+class Readiness:
+    """What has been granted to the newest plan of each Service. Times are seconds on the caller's clock.
+
+    A plan waits even when it needs no write now: it may need one later, when its last real server has drained.
+    """
+
+    def __init__(self, gate: StageGate, report: Report, pods: PreparedPods) -> None:
+        self._gate = gate
+        self._report = report
+        self._pods = pods
+        self._seen_pods = pods.ready
+        self._waiting: dict[ObjectKey, _Wait] = {}
+        self._restricted: dict[_FamilyOfService, _Restricted] = {}
+        self._open: set[_FamilyOfService] = set()
+        self._tunnelled: dict[ObjectKey, ServicePlan] = {}
+
+    # What is to be granted
+
+    def accept(self, plan: ServicePlan) -> Mapping[VirtualServerKey, VirtualServer]:
+        """Take a new plan in; returns its virtual servers for now."""
+        if plan.virtual_servers or plan.vips:
+            self.add(plan)
+        else:
+            self.forget(plan.key)
+        if plan.tunnel_ends:
+            self._tunnelled[plan.key] = plan
+        else:
+            self._tunnelled.pop(plan.key, None)
+        restricted = [_server_key(entry.element) for entry in plan.set_entries if entry.set is AddressSet.RESTRICTED]
+        for family in Family if restricted or self._restricted else ():
+            key = (plan.key, family)
+            before = self._restricted.pop(key, None)
+            self._open.discard(key)
+            if ports := frozenset(port for port in restricted if family_of(port.address) is family):
+                self._restricted[key] = now = _Restricted(plan, ports, before)
+                if now.open:
+                    self._open.add(key)
+        return self.servers(plan)
+
+    def add(self, plan: ServicePlan) -> None:
+        """Let a plan wait that is new or has lost an object. It continues the wait of the plan that it replaces."""
+        if (wait := self._waiting.get(plan.key)) is not None:
+            wait.plan = plan
+        else:
+            self._waiting[plan.key] = _Wait(plan)
+
+    def forget(self, key: ObjectKey) -> None:
+        """End the Service's wait."""
+        self._waiting.pop(key, None)
+
+    def servers(self, plan: ServicePlan) -> Mapping[VirtualServerKey, VirtualServer]:
+        """The plan's virtual servers, those of closed ports without real servers, and no pod that is not ready."""
+        servers = {server.key: server for server in plan.virtual_servers}
+        for family in Family if self._restricted else ():
+            restricted = self._restricted.get((plan.key, family))
+            if restricted is not None and restricted.is_over:
+                closed = {key: servers[key] for key in restricted.open & servers.keys()}
+                servers |= {key: msgspec.structs.replace(one, real_servers=()) for key, one in closed.items()}
+        return self._pods.served(plan, servers) if plan.tunnel_ends else servers
+
+    # The course of time
+
+    def look(self, now: float) -> list[ServicePlan]:
+        """Find waits that are over, and what was granted or revoked; call this before what depends on it is written.
+
+        Returns the plans whose `servers` are others by that.
+        """
+        self._look_at_clock(now)
+        changed: list[ServicePlan] = []
+        for family, stage in ENFORCED.items() if self._restricted else ():
+            for owner in self._gate.take_revoked(stage):
+                if (restricted := self._restricted.get((owner, family))) is not None:
+                    restricted.open = restricted.ports
+                    self._open.add((owner, family))
+                    if restricted.is_over:
+                        changed.append(restricted.plan)
+        for key in list(self._open):
+            if self._update(self._restricted[key], key[1], now):
+                changed.append(self._restricted[key].plan)
+            if not self._restricted[key].open:
+                self._open.discard(key)
+        if self._pods.ready is not self._seen_pods:
+            changed += self._affected_by_pods()
+        return changed
+
+    def _look_at_clock(self, now: float) -> None:
+        """Find the Services that were waited for long enough."""
+        due = self._next_overdue()
+        if due is not None and (self._gate.any_preparer_is_busy or now > due + LATE):
+            self._gate.proceed(now)
+            due = self._next_overdue()
+        if due is not None and now >= due:
+            for wait in self._waiting.values():
+                wait.is_over = wait.is_over or (wait.since is not None and now >= self._due(wait.since))
+
+    async def settle(self, is_served: Callable[[ObjectKey], bool], now: float) -> None:
+        """End the wait of Services that are ready, and, with a warning, of those that were waited for long enough."""
+        if not self._waiting:
+            return
+        late: list[ObjectKey] = []
+        async for waiting in sliced(list(self._waiting.items())):
+            for key, wait in waiting:
+                if self._gate.has_passed(wait.plan, ROUTES_PREPARED, ENTRIES_PREPARED) and is_served(key):
+                    self.forget(key)
+                elif wait.is_over:
+                    late.append(key)
+                    self.forget(key)
+                elif wait.since is None:
+                    wait.since = now
+        if late:
+            _warn(late)
+
+    def next_due(self) -> float | None:
+        """When the next wait will have been long enough; None if none waits."""
+        due = self._next_overdue()
+        for key in self._open:
+            restricted = self._restricted[key]
+            if restricted.since is not None and not restricted.is_over:
+                closing = self._due(restricted.since)
+                due = closing if due is None else min(due, closing)
+        return due
+
+    # The questions
+
+    def may_serve(self, owner: ObjectKey, key: VirtualServerKey) -> bool:
+        """Whether the virtual server may be made, or changed so that it lets in clients, for the newest plan."""
+        if self._pods.ready is None and (plan := self._tunnelled.get(owner)) and key.address in plan.direct_vips:
+            return False
+        restricted = self._restricted.get((owner, family_of(key.address))) if self._restricted else None
+        if restricted is not None and key in restricted.open and not restricted.is_over:
+            return False
+        wait = self._waiting.get(owner)
+        return wait is None or wait.is_over or self._gate.has_passed(wait.plan, ENTRIES_PREPARED)
+
+    def may_bind(self, owner: ObjectKey, address: str) -> bool:
+        """Whether the address may be bound for this Service."""
+        if owner in self._waiting:
+            return False
+        key = (owner, family_of(address))
+        return key not in self._open or all(port.address != address for port in self._restricted[key].open)
+
+    def is_ready(self, key: ObjectKey) -> bool:
+        """Whether everything that other controllers prepare for the Service is there, or was waited for long enough."""
+        return key not in self._waiting
+
+    def waits_for(self, revisions: Iterable[Revision]) -> bool:
+        """Whether the plan of any of these Services waits."""
+        return any(True for revision in revisions if revision.key in self._waiting)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no Service waits."""
+        return not self._waiting
+
+    def _update(self, restricted: _Restricted, family: Family, now: float) -> bool:
+        """Open or close the ports; returns whether that changed."""
+        was_closed = restricted.is_over
+        if self._gate.has_passed(restricted.plan, ENFORCED[family]):
+            restricted.open, restricted.since, restricted.is_over = frozenset(), None, False
+            if was_closed:
+                ports = sorted(map(str, restricted.ports))
+                log.info("source_ranges.enforced", service=str(restricted.plan.key), ports=ports)
+            return was_closed
+        restricted.since = now if restricted.since is None else restricted.since
+        restricted.is_over = was_closed or now >= self._due(restricted.since)
+        if restricted.is_over and not was_closed:
+            self._report(restricted.plan.key, _problem(restricted.open))
+        return restricted.is_over is not was_closed
+
+    def _affected_by_pods(self) -> list[ServicePlan]:
+        """The plans of which a pod is ready since the last look, or no longer."""
+        before, self._seen_pods = self._seen_pods, self._pods.ready
+        plans = self._tunnelled.values()
+        if before is None or self._seen_pods is None:
+            return list(plans)
+        changed = before ^ self._seen_pods
+        return [plan for plan in plans if not changed.isdisjoint(plan.tunnel_ends)]
+
+    def _next_overdue(self) -> float | None:
+        if not self._waiting:
+            return None
+        since = min((wait.since for wait in self._waiting.values() if wait.since is not None), default=None)
+        return None if since is None else self._due(since)
+
+    def _due(self, since: float) -> float:
+        """When what began to wait at `since` has waited for long enough."""
+        return min(max(since, self._gate.progress) + PATIENCE, since + LONGEST_PATIENCE)
+
+
+def _server_key(element: Iterable[str | int]) -> VirtualServerKey:
+    address, protocol, port = element
+    return VirtualServerKey(Protocol(int(protocol)), str(address), int(port))
+
+
+def _problem(ports: Iterable[VirtualServerKey]) -> Problem:
+    first, *others = sorted(ports)
+    more = f" and {len(others)} more" if others else ""
+    return Problem(
+        NOT_ENFORCED,
+        "spec.loadBalancerSourceRanges",
+        f"{first}{more} not served on this node: its rules or sets cannot keep clients outside the source ranges off; "
+        "see rules.failed and write.refused in the agent's log; served as soon as they do",
+    )
+
+
+def _warn(keys: Iterable[ObjectKey]) -> None:
+    services = names_of(keys)
+    log.warning(
+        "service.unprepared",
+        services=services[:NAMED_SERVICES],
+        more_services=max(0, len(services) - NAMED_SERVICES),
+        waited=PATIENCE,
+        next_step="what was held back for it goes live now; see the errors of route_fix, masquerade and service_proxy",
+    )

@@ -1,0 +1,109 @@
+"""What must be right before anything is served: the link of the VIPs, the ledger, the sysctls and the IPVS timeouts.
+
+They are repaired wherever a difference is found, and in no order with what plans want.
+"""
+
+import os
+from errno import EADDRNOTAVAIL, ESRCH
+
+from kroute.controllers.dummy_interface import DummyInterface
+from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls, conntrack_rows, node_rows
+from kroute.controllers.ipvs.timeouts import Timeouts
+from kroute.kernel.ipvs.objects import DeleteVirtualServer
+from kroute.kernel.net.addresses import UnbindAddress
+from kroute.kernel.node_kernel import NodeKernel
+from kroute.model.plan import VirtualServerKey
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.comparison.virtual_servers import planned_key
+from kroute.reconcile.ledger import Exclusion, Ledger
+from kroute.settings import Settings
+
+
+class Surroundings:
+    """Keeps the link, the ledger, the sysctls and the timeouts of a node right."""
+
+    def __init__(self, settings: Settings, kernel: NodeKernel, interface: DummyInterface, ledger: Ledger) -> None:
+        self.interface = interface
+        self._settings = settings
+        self._kernel = kernel
+        self._ledger = ledger
+        conntrack_limits = conntrack_rows(settings.conntrack, os.cpu_count() or 1)
+        self._sysctls = NodeSysctls(kernel.sysctls, ledger, (*node_rows(settings), *conntrack_limits))
+        self._timeouts = Timeouts(kernel.ipvs, ledger, settings.ipvs_timeouts)
+        self._serves_ipv6 = False
+        self._are_sysctls_due = False
+        self._is_owner_settled = False
+
+    def serve_ipv6(self) -> None:
+        """Have the sysctls of IPv6 set by the next `prepare_for_writes`, if they are not."""
+        if not self._serves_ipv6:
+            self._serves_ipv6 = self._are_sysctls_due = True
+
+    async def ensure(self) -> list[str]:
+        """Repair all of them; returns what was wrong, one sentence each."""
+        await self._settle_owner()
+        wrong = await self.interface.ensure()
+        if not wrong and self._ledger.restore():
+            wrong = [f"the ledger {self._ledger.path} was missing"]
+        return wrong + self._ensure_sysctls() + await self._timeouts.ensure()
+
+    async def prepare_for_writes(self) -> list[str]:
+        """Repair what is known to be wrong: a link that is gone, sysctls for the first IPv6 Service."""
+        wrong = await self.interface.ensure() if self.interface.index is None else []
+        if self._are_sysctls_due:
+            self._ensure_sysctls()
+        return wrong
+
+    async def cleanup(self, report: CleanupReport) -> list[VirtualServerKey]:
+        """Unbind our addresses, then delete our virtual servers; returns those of the ledger that are gone.
+
+        The last that was made is deleted first. IPVS keeps deleted real servers for two minutes in a list, the newest
+        on top, and searches it for each one that is added (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_trash_get_dest). So an
+        agent that is installed again, and makes everything in the same order, finds each on top.
+        """
+        await self._settle_owner()
+        bound = await self._kernel.addresses.read(self.interface.name)
+        servers = list(self._ledger.virtual_servers)[::-1]
+        if not self.interface.is_ours:
+            bound &= {address for _, address, _ in servers}
+        unbindings = [UnbindAddress(address) for address in sorted(bound)]
+        failures = await self._kernel.addresses.write(self.interface.name, unbindings)
+        report.batch(unbindings, failures, {EADDRNOTAVAIL})
+        deletions = [DeleteVirtualServer(key) for key in servers]
+        refused = await self._kernel.ipvs.write(deletions)
+        report.batch(deletions, refused, {ESRCH})
+        left = {failure.change.key for failure in refused}
+        return [key for key in servers if key not in left]
+
+    async def restore(self, report: CleanupReport) -> None:
+        """Give the timeouts and sysctls their first values back."""
+        with report.step("IPVS timeouts"):
+            await self._timeouts.restore(report)
+        self._sysctls.restore(report)
+
+    def _ensure_sysctls(self) -> list[str]:
+        self._are_sysctls_due = False
+        circumstances = Circumstances(self._kernel.version, self._serves_ipv6, self._settings.strict_arp)
+        return self._sysctls.ensure(circumstances)
+
+    async def _settle_owner(self) -> None:
+        """Decide once which virtual servers and links of an earlier run are ours, and record that in the ledger.
+
+        What the ledger names is ours. Without a whole ledger, virtual servers on the interface's addresses are too. In
+        the networks that are excluded from a clean-up, a virtual server is ours only if the ledger names it.
+        """
+        if self._is_owner_settled:
+            return
+        ledger, name = self._ledger, self.interface.name
+        links = {name} if await self.interface.exists() else set()
+        ours = list(ledger.virtual_servers)
+        if ledger.is_whole:
+            links &= ledger.links
+        else:
+            exclusion = Exclusion(self._settings.exclude_cidrs)
+            bound = await self._kernel.addresses.read(name)
+            found = await self._kernel.ipvs.read()
+            ours += [planned_key(key) for key in found if key[1] in bound and not exclusion.covers(key[1])]
+        if ledger.exists or ours or links:
+            ledger.adopt(ours, links)
+        self._is_owner_settled = True
