@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from kroute.checks.cluster_objects import List
 from kroute.checks.finding import Finding, failed, ok, warning
 from kroute.model.kinds import NODES, WATCHED, WatchedKind, watched
 from kroute.model.objects import Node
@@ -86,13 +87,6 @@ TOLERABLE_SKEW = 5.0
 """Seconds by which the clocks may differ. Events and certificates of one side are read by the other side's clock."""
 
 
-class _Nodes(msgspec.Struct):
-    items: list[Node] | None = None
-
-
-_decode_nodes = msgspec.json.Decoder(_Nodes).decode
-
-
 class Known(NamedTuple):
     """What the API server says of this node. `unknown` is why it does not say whether there is a Node; else empty."""
 
@@ -164,7 +158,7 @@ async def _node(api: Requests, name: str) -> Known:
     """The Node object, by a list, since kroute has no permission to get."""
     try:
         answer = await api.get(NODES.path, {"fieldSelector": f"metadata.name={name}"})
-        nodes = decoded(_decode_nodes, answer).items
+        nodes = decoded(msgspec.json.Decoder(List[Node]).decode, answer).items
     except (ApiError, msgspec.DecodeError) as error:
         return Known(None, f"the API server does not list Nodes: {error}")
     return Known(nodes[0] if nodes else None)

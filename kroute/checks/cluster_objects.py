@@ -1,8 +1,11 @@
 """The API's objects as far as kroute's checks of a cluster read them."""
 
 from collections.abc import Mapping
+from typing import Generic, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 MOST_ELEMENTS = 1000
 """Containers, arguments or addresses of one object that are looked at."""
@@ -220,6 +223,12 @@ class ClusterNode(msgspec.Struct):
     @property
     def annotations(self) -> Mapping[str, str]:
         return self.metadata.annotations or {}
+
+
+class List(msgspec.Struct, Generic[T]):
+    """A list of objects, as the API answers."""
+
+    items: list[T] | None = None
 
 
 class ConfigMap(msgspec.Struct):

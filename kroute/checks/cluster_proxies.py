@@ -11,7 +11,7 @@ a Role in that namespace is enough (`deploy/kustomize/base/rbac.yaml`).
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from kroute.checks.cluster_objects import (
     ClusterNode,
     ConfigMap,
     DaemonSet,
+    List,
     NodeSelectorTerm,
     Pod,
     PodSpec,
@@ -33,6 +34,7 @@ from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes.errors import ApiError
 
 NAMESPACE = "kube-system"
+T = TypeVar("T")
 MOST = 500
 """Objects of one list that are looked at. A node has at most some hundred Pods."""
 PROGRAMS = {"kube-proxy": KUBE_PROXY, "kube-router": KUBE_ROUTER, "cilium-agent": CILIUM, "antrea-agent": ANTREA}
@@ -51,46 +53,28 @@ class Reader(Protocol):
         """The body of an answer. Raises ApiError."""
 
 
-class _Pods(msgspec.Struct):
-    items: list[Pod] | None = None
-
-
-class _DaemonSets(msgspec.Struct):
-    items: list[DaemonSet] | None = None
-
-
-class _Nodes(msgspec.Struct):
-    items: list[ClusterNode] | None = None
-
-
-_decode_pods = msgspec.json.Decoder(_Pods).decode
-_decode_sets = msgspec.json.Decoder(_DaemonSets).decode
-_decode_nodes = msgspec.json.Decoder(_Nodes).decode
-_decode_map = msgspec.json.Decoder(ConfigMap).decode
-
-
 async def proxies_of_node(api: Reader, node_name: str) -> dict[str, str]:
     """The proxies that are to run on the node and to serve Services there; the values say by which object, as a clause.
 
     Raises ApiError: the server does not answer, does not allow it, or answers something else.
     """
     limit = {"limit": str(MOST)}
+    on_node = {"fieldSelector": f"spec.nodeName={node_name}", **limit}
     try:
-        pods = decoded(
-            _decode_pods,
-            await api.get(
-                f"/api/v1/namespaces/{NAMESPACE}/pods", {"fieldSelector": f"spec.nodeName={node_name}", **limit}
-            ),
-        ).items
-        sets = decoded(_decode_sets, await api.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", limit)).items
-        nodes = decoded(_decode_nodes, await api.get(NODES.path, {"fieldSelector": f"metadata.name={node_name}"})).items
-        meant = _meant(pods or (), sets or (), nodes[0] if nodes else None)
+        pods = await _listed(api, Pod, f"/api/v1/namespaces/{NAMESPACE}/pods", on_node)
+        sets = await _listed(api, DaemonSet, f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", limit)
+        nodes = await _listed(api, ClusterNode, NODES.path, {"fieldSelector": f"metadata.name={node_name}"})
+        meant = _meant(pods, sets, nodes[0] if nodes else None)
         for proxy in [proxy for proxy in meant if proxy in CONFIGURED]:
             if not await _is_configured(api, proxy):
                 del meant[proxy]
     except msgspec.DecodeError as error:
         raise ApiError(0, "", f"the API server's answer cannot be read: {error}") from error
     return meant
+
+
+async def _listed(api: Reader, kind: type[T], path: str, params: Mapping[str, str]) -> list[T]:
+    return decoded(msgspec.json.Decoder(List[kind]).decode, await api.get(path, params)).items or []  # type: ignore[valid-type]
 
 
 def _meant(pods: Sequence[Pod], sets: Sequence[DaemonSet], node: ClusterNode | None) -> dict[str, str]:
@@ -182,5 +166,5 @@ async def _is_configured(api: Reader, proxy: str) -> bool:
         answer = await api.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{name}", {})
     except ApiError:
         return False
-    value = (decoded(_decode_map, answer).data or {}).get(key, "")
+    value = (decoded(msgspec.json.Decoder(ConfigMap).decode, answer).data or {}).get(key, "")
     return pattern.search(value) is not None

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
-import msgspec
 
 from kroute import logs  # noqa: F401  before the other modules: it decides what structlog and msgspec load
 from kroute.base.schedulers import SCHEDULERS
@@ -27,6 +26,26 @@ from kroute.model.probes import ProbeSettings
 from kroute.runtime.runner import run_to_the_end
 from kroute.settings import text
 from kroute.settings.text import write_duration
+
+
+def own_flags(chosen: DirectorSettings) -> dict[str, str]:
+    """The flags that only a director has, as they may be written on the command line."""
+    lease, probes = chosen.lease, chosen.probes
+    return {
+        "vip-interface": chosen.vip_interface,
+        "selector": chosen.selector,
+        "sync-interface": chosen.sync_interface,
+        "sync-id": str(chosen.sync_id),
+        "lease": str(lease),
+        "lease-duration": write_duration(lease.duration),
+        "lease-renew-deadline": write_duration(lease.renew_deadline),
+        "lease-retry-period": write_duration(lease.retry_period),
+        "check-interval": write_duration(probes.interval),
+        "check-timeout": write_duration(probes.timeout),
+        "check-failures": str(probes.failures),
+        "check-successes": str(probes.successes),
+    }
+
 
 OPTIONS: tuple[Setting | str, ...] = (
     *("--config", "--kubeconfig", "--master"),
@@ -54,66 +73,17 @@ OPTIONS: tuple[Setting | str, ...] = (
     Setting("--scheduler", click.Choice(SCHEDULERS), "IPVS scheduler.", more={"default": DEFAULTS.common.scheduler}),
     "--scheduler-flags",
     Setting("--sync-interface", INTERFACE, "Synchronize connections with the other director on this interface."),
-    Setting(
-        "--sync-id",
-        click.IntRange(1, 255),
-        "The synchronization's id; both directors have the same.",
-        more={"default": str(DEFAULTS.sync_id)},
-    ),
-    Setting(
-        "--lease",
-        Parsed("NAMESPACE/NAME", parse_lease),
-        "The Lease by which directors agree on the active one.",
-        more={"default": str(DEFAULTS.lease)},
-    ),
-    Setting(
-        "--lease-duration",
-        TIMEOUT,
-        "How long a standby waits after the last renewal that it saw.",
-        more={"default": write_duration(DEFAULTS.lease.duration)},
-    ),
-    Setting(
-        "--lease-renew-deadline",
-        DURATION,
-        "How long a renewal may take before it has failed.",
-        more={"default": write_duration(DEFAULTS.lease.renew_deadline)},
-    ),
-    Setting(
-        "--lease-retry-period",
-        DURATION,
-        "The pause between two attempts.",
-        more={"default": write_duration(DEFAULTS.lease.retry_period)},
-    ),
-    Setting(
-        "--check-interval",
-        DURATION,
-        "The pause between two checks of a node.",
-        more={"default": write_duration(DEFAULTS.probes.interval)},
-    ),
-    Setting(
-        "--check-timeout",
-        DURATION,
-        "How long one check may take.",
-        more={"default": write_duration(DEFAULTS.probes.timeout)},
-    ),
-    Setting(
-        "--check-failures",
-        click.IntRange(1),
-        "How many failures in a row take a node out of service.",
-        more={"default": str(DEFAULTS.probes.failures)},
-    ),
-    Setting(
-        "--check-successes",
-        click.IntRange(1),
-        "How many successes in a row bring it back.",
-        more={"default": str(DEFAULTS.probes.successes)},
-    ),
+    Setting("--sync-id", click.IntRange(1, 255), "The synchronization's id; both directors have the same."),
+    Setting("--lease", Parsed("NAMESPACE/NAME", parse_lease), "The Lease by which directors agree on the active one."),
+    Setting("--lease-duration", TIMEOUT, "How long a standby waits after the last renewal that it saw."),
+    Setting("--lease-renew-deadline", DURATION, "How long a renewal may take before it has failed."),
+    Setting("--lease-retry-period", DURATION, "The pause between two attempts."),
+    Setting("--check-interval", DURATION, "The pause between two checks of a node."),
+    Setting("--check-timeout", DURATION, "How long one check may take."),
+    Setting("--check-failures", click.IntRange(1), "How many failures in a row take a node out of service."),
+    Setting("--check-successes", click.IntRange(1), "How many successes in a row bring it back."),
     *("--resync-period", "--resync-budget"),
-    Setting(
-        "--drain-timeout",
-        DURATION,
-        "Delete a draining node after this time; 0s waits for its last connection.",
-    ),
+    Setting("--drain-timeout", DURATION, "Delete a draining node after this time; 0s waits for its last connection."),
     *("--exclude-cidrs", "--ipvs-tcp-timeout", "--ipvs-tcpfin-timeout", "--ipvs-udp-timeout", "--state-dir"),
     *("--log-format", "--log-level"),
 )
@@ -121,11 +91,12 @@ OPTIONS: tuple[Setting | str, ...] = (
 
 
 @click.command(cls=SettingsCommand)
-@with_settings(*OPTIONS)
+@with_settings(*OPTIONS, defaults=own_flags(DEFAULTS))
 def director(**values: Any) -> int:
     """Own the external IPs on a machine outside the cluster, and route them directly to its nodes, until SIGTERM."""
     chosen = director_settings(values)
-    begin_log(chosen.common, text.differing(chosen.common, DEFAULTS.common) | _own_flags(chosen))
+    differing = dict(own_flags(chosen).items() - own_flags(DEFAULTS).items())
+    begin_log(chosen.common, text.differing(chosen.common, DEFAULTS.common) | differing)
     return run_to_the_end(serve(chosen))
 
 
@@ -153,18 +124,3 @@ def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
         lease,
         probes,
     )
-
-
-def _own_flags(chosen: DirectorSettings) -> dict[str, str]:
-    """The flags that only a director has, if they are not the defaults."""
-    parts = [
-        ("", chosen, DEFAULTS),
-        ("lease-", chosen.lease, DEFAULTS.lease),
-        ("check-", chosen.probes, DEFAULTS.probes),
-    ]
-    return {
-        f"{prefix}{field.replace('_', '-')}": str(value)
-        for prefix, struct, usual in parts
-        for field in struct.__struct_fields__
-        if not isinstance(value := getattr(struct, field), msgspec.Struct) and value != getattr(usual, field)
-    }

@@ -17,7 +17,7 @@ from kroute.cli.parameters.arguments import (
 from kroute.cli.parameters.options import Parsed
 from kroute.cli.parameters.run_options import settings_in_force
 from kroute.cli.parameters.settings_command import FlagsCommand
-from kroute.cli.show.table import ask_or_read
+from kroute.cli.show.table import ask_or_read, endpoint_text
 from kroute.cli.terminal.formats import output_option, show
 from kroute.cli.terminal.output import DIFFERENT, DONE, NO_AGENT, NOT_SERVED, UNKNOWN, complain, refusing
 from kroute.cli.terminal.screen import Screen
@@ -175,10 +175,7 @@ def _print_verdicts(found: Explanation, screen: Screen) -> None:
     width = max(map(len, names), default=0) + 2
     for name, verdict in zip(names, found.verdicts, strict=True):
         fate = verdict.fate.value
-        first, *more = screen.folded(f"{name:<{width}}{fate}: {verdict.why}", width)
-        click.echo(first.replace(fate, click.style(fate, fg=_COLOURS.get(verdict.fate)), 1))
-        for line in more:
-            click.echo(line)
+        screen.marked(f"{name:<{width}}{fate}: {verdict.why}", fate, _COLOURS.get(verdict.fate), hang=width)
         if verdict.masquerade:
             screen.line(f"{'':<{width}}{verdict.masquerade}", hang=width)
 
@@ -219,9 +216,7 @@ def _real_servers(found: Explanation) -> Iterator[tuple[str, str]]:
     for endpoint in found.frontend.endpoints if found.frontend else ():
         server = present.pop((endpoint.address, endpoint.port), None)
         kernel = f", weight {server.weight}, {server.active} active connections" if server else ""
-        where = f" on {endpoint.node}" if endpoint.node else ""
-        word = "in " if endpoint.serves else "out"
-        yield "", f"{word} {host_port(endpoint.address, endpoint.port)}{where}: {endpoint.reason}{kernel}"
+        yield "", f"{endpoint_text(endpoint)}{kernel}"
     for server in present.values():
         state = "serves" if server.weight else "drains"
         text = f"{host_port(server.address, server.port)}: {state}, weight {server.weight}, {server.active} active"

@@ -69,10 +69,7 @@ def print_changes(found: PlannedChanges, screen: Screen) -> None:
         for change in found.changes:
             if change.service == service:
                 sign, colour = SIGNS[change.action]
-                first, *more = screen.folded(f"  {sign} {change.what}", 6)
-                click.echo(f"  {click.style(sign, fg=colour)}{first[3:]}")
-                for line in more:
-                    click.echo(line)
+                screen.marked(f"  {sign} {change.what}", sign, colour, hang=6)
     screen.line(f"{len(found.changes)} changes" if found.changes else "nothing to change")
     for problem in found.problems:
         screen.line(problem, hang=4, fg="yellow")

@@ -197,9 +197,8 @@ def _print_problems(found: Status, screen: Screen) -> None:
 
 def print_problem(problem: StatusProblem, where: str, screen: Screen) -> None:
     """Print a problem and its next step. `where` is what has it."""
-    text = f"{problem.severity.value:<9}{where}: {problem.reason}: {problem.message}"
-    first, *more = screen.folded(text, 9)
-    click.echo(click.style(first[:9], fg=COLOURS[problem.severity]) + first[9:])
-    for line in more:
-        click.echo(line)
+    severity = f"{problem.severity.value:<9}"
+    screen.marked(
+        f"{severity}{where}: {problem.reason}: {problem.message}", severity, COLOURS[problem.severity], hang=9
+    )
     screen.line(f"{'':<9}-> {problem.next_step}", hang=12)

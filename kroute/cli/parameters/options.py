@@ -80,14 +80,14 @@ class Setting(msgspec.Struct, frozen=True):
     more: Mapping[str, Any] = {}
 
 
-_DEFAULTS = text.as_flags(DEFAULTS)
+DEFAULT_FLAGS = text.as_flags(DEFAULTS)
 _FIELDS = {flag: field for field, flag in text.FLAG_NAMES.items()}
 
 
-def option(setting: Setting) -> Callable[[Command], Command]:
-    """The option for a setting, whose value is named like the field of the settings."""
+def option(setting: Setting, defaults: Mapping[str, str] = DEFAULT_FLAGS) -> Callable[[Command], Command]:
+    """The option for a setting, whose value is named like the field of the settings. `defaults` are by flag."""
     name = setting.flag.removeprefix("--")
-    default = setting.more.get("default", _DEFAULTS.get(name) or None)
+    default = setting.more.get("default", defaults.get(name) or None)
     is_shown = isinstance(default, str) and (default != "0s" or setting.type is DURATION)
     attributes = {"type": setting.type, "show_default": is_shown, **setting.more}
     if setting.type is None:

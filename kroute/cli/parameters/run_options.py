@@ -18,6 +18,7 @@ from kroute.cli.parameters.config_file import read_config
 from kroute.cli.parameters.options import (
     BIND_ADDRESS,
     CONNTRACK_TIMEOUT,
+    DEFAULT_FLAGS,
     DURATION,
     INTERFACE,
     NETWORKS,
@@ -237,9 +238,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
     ),
     "Comparison, repair and clean-up": (
         Setting(
-            "--resync-period",
-            DURATION,
-            "How often the kernel is looked at for changes by others, which are repaired.",
+            "--resync-period", DURATION, "How often the kernel is looked at for changes by others, which are repaired."
         ),
         Setting(
             "--resync-budget",
@@ -321,12 +320,16 @@ _NOT_IN_FORCE = frozenset({"state_dir", "log_format", "log_level"})
 """Settings that are never taken from the agent: `state_dir` has found it, and each process has its own logs."""
 
 
-def with_settings(*chosen: Setting | str) -> Callable[[Command], Command]:
-    """Add settings to a command, in this order and after its own: those of `kroute run` by their flags, and others."""
+def with_settings(*chosen: Setting | str, defaults: dict[str, str] | None = None) -> Callable[[Command], Command]:
+    """Add settings to a command, in this order and after its own: those of `kroute run` by their flags, and others.
+
+    `defaults` are those of the others.
+    """
+    known = DEFAULT_FLAGS | (defaults or {})
 
     def add(command: Command) -> Command:
         for each in reversed(chosen):
-            command = option(SETTINGS[each] if isinstance(each, str) else each)(command)
+            command = option(SETTINGS[each] if isinstance(each, str) else each, known)(command)
         return command
 
     return add

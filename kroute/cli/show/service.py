@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from kroute.cli.show.table import virtual_server_table
+from kroute.cli.show.table import endpoint_text, virtual_server_table
 from kroute.cli.terminal.formats import show
 from kroute.cli.terminal.output import DONE, NO_AGENT, UNKNOWN, complain, refusing
 from kroute.cli.terminal.screen import Screen, Table
@@ -202,9 +202,7 @@ def _print_frontend(frontend: FrontendView, screen: Screen) -> None:
     if frontend.forwarding:
         screen.line(f"  packets go on {frontend.forwarding}", hang=4)
     for endpoint in frontend.endpoints:
-        where = f" on {endpoint.node}" if endpoint.node else ""
-        word = "in " if endpoint.serves else "out"
-        screen.line(f"  {word} {host_port(endpoint.address, endpoint.port)}{where}: {endpoint.reason}", hang=6)
+        screen.line(f"  {endpoint_text(endpoint)}", hang=6)
 
 
 def _print_clients(report: ServiceReport, screen: Screen) -> None:

@@ -22,6 +22,7 @@ from kroute.inspect.snapshot import (
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.model.addresses import host_port
+from kroute.planning.endpoint_reasons import EndpointView
 
 _HEADINGS = ("Service", "Virtual server", "Scheduler", "Persistence")
 _REAL_SERVER_HEADINGS = ("Real server", "Weight", "Active", "Inactive", "State")
@@ -94,6 +95,13 @@ def print_snapshot(shown: Snapshot, screen: Screen) -> None:
     if shown.firewall is not None:
         screen.line(f"firewall: {shown.firewall.name} ({shown.firewall.why})", hang=2)
     print_problems(shown.problems, screen)
+
+
+def endpoint_text(endpoint: EndpointView) -> str:
+    """Whether an endpoint serves, and why, in one line."""
+    where = f" on {endpoint.node}" if endpoint.node else ""
+    word = "in " if endpoint.serves else "out"
+    return f"{word} {host_port(endpoint.address, endpoint.port)}{where}: {endpoint.reason}"
 
 
 def print_problems(problems: Iterable[ProblemRow], screen: Screen) -> None:

@@ -2,7 +2,6 @@
 
 from typing import ClassVar
 
-import click
 import msgspec
 
 from kroute.checks.finding import Finding, Level
@@ -39,9 +38,7 @@ def print_findings(report: Report, screen: Screen) -> None:
     width = max((len(finding.check) for finding in report.findings), default=0)
     indent = len("WARNING  ") + width + len("  ")
     for finding in report.findings:
-        first, *more = screen.folded(f"{finding.level:<9}{finding.check:<{width}}  {finding.message}", indent)
-        click.echo(click.style(first[:9], fg=COLOURS[finding.level]) + first[9:])
-        for line in more:
-            click.echo(line)
+        text = f"{finding.level:<9}{finding.check:<{width}}  {finding.message}"
+        screen.marked(text, f"{finding.level:<9}", COLOURS[finding.level], hang=indent)
         if finding.next_step:
             screen.line(f"{'':<{indent}}-> {finding.next_step}", hang=indent + 3)

@@ -176,6 +176,12 @@ class Screen:
         for line in self.folded(text, hang):
             click.secho(line, err=err, **style)
 
+    def marked(self, text: str, mark: str, colour: str | None, *, hang: int = 0) -> None:
+        """Write a text as `line` does, with the first `mark` in a colour."""
+        first, *more = self.folded(text, hang)
+        for line in (first.replace(mark, click.style(mark, fg=colour), 1), *more):
+            click.echo(line)
+
     def folded(self, text: str, hang: int = 0) -> list[str]:
         """The lines of a text, folded between words only. A word that is longer than a line stays whole."""
         if self.width is None or len(text) <= self.width:
