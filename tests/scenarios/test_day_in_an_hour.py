@@ -41,8 +41,7 @@ ATTACKS = "KROUTE_LAB_ATTACKS"
 GROWTH, GROWS_BY = 1.3, 4 << 20
 """The witness's memory in the evening of an hour is at most so many times that at noon, and so many bytes more."""
 HOUR = 3600
-"""Seconds. A shorter day may be had on a busy host, where the heap still reaches new peaks, and the machine counts as
-processor time what the host keeps it waiting. So memory and the longest round are reported only."""
+"""Seconds. In a shorter day the heap still reaches new peaks on a busy host, so that its memory is reported only."""
 LONGEST_ROUND = 0.1 * SLOWNESS
 """Seconds of processor time that the witness's longest round of its event loop may take: 0.1 on a native kernel.
 
