@@ -16,7 +16,7 @@ Changes that are read together have the time of the first of them. A plan that r
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -89,27 +89,16 @@ class LatencyStatistics(msgspec.Struct):
     oldest: float
 
 
-class _Underway:
+class _Underway(msgspec.Struct):
     """A plan in progress: its generation, since when, and the stages that it has not passed yet."""
 
-    __slots__ = ("before", "generation", "since")
-
-    def __init__(self, generation: int, since: float) -> None:
-        self.since = since
-        self.replaced_by(generation)
-
-    def replaced_by(self, generation: int) -> None:
-        """Complete this plan when the one of this generation is completed."""
-        self.generation = generation
-        self.before = set(GOING_LIVE)
+    generation: int
+    since: float
+    before: set[Stage] = msgspec.field(default_factory=lambda: set(GOING_LIVE))
 
 
 class ChangeObserver:
-    """Follows changes from their source to the kernel.
-
-    `clock` gives monotonic seconds, `now` the Unix time. `network_programming` leaves out changes of pods before the
-    start, as kube-proxy does: this process did not cause their delay.
-    """
+    """Follows changes from their source to the kernel. `clock` gives monotonic seconds, `now` the Unix time."""
 
     def __init__(
         self,
@@ -117,19 +106,17 @@ class ChangeObserver:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.network_programming = {family: Histogram(NETWORK_BOUNDS) for family in FAMILIES}
+        self._programming = _NetworkProgramming(now)
+        self.network_programming = self._programming.durations
         self.newest: deque[Measurement] = deque(maxlen=KEPT)
         self.counts: Counter[str] = Counter()
         self.last_read = 0.0
         self._clock = clock
         self._now = now
-        self._started = now()
         self._eligibility = NodeEligibility(node_name)
         self._latency = Histogram(LATENCY_BOUNDS)
         self._read_at: float | None = None
         self._underway: dict[ObjectKey, list[_Underway]] = {}
-        self._triggers_read: dict[ObjectKey, list[_Trigger]] = {}
-        self._triggers_underway: dict[ObjectKey, list[_Trigger]] = {}
         self._pending: dict[str, set[ObjectKey]] = {kind.__name__: set() for kind in (Service, EndpointSlice)}
 
     def read(self, changes: Sequence[Change]) -> None:
@@ -141,8 +128,8 @@ class ChangeObserver:
             match change:
                 case Applied(item, triggered):
                     self._count(type(item), item.service_key if isinstance(item, EndpointSlice) else item.key)
-                    if triggered is not None and triggered >= self._started:
-                        self._keep_trigger(item, triggered)
+                    if triggered is not None and isinstance(item, EndpointSlice):
+                        self._programming.read(item, triggered)
                 case Deleted(kind, key):
                     self._count(kind, key)
                 case _:
@@ -158,17 +145,12 @@ class ChangeObserver:
             if len(underway) < APART:
                 underway.append(_Underway(plan.generation, self._read_at))
             else:
-                underway[-1].replaced_by(plan.generation)
+                underway[-1] = _Underway(plan.generation, underway[-1].since)
 
     def planned(self) -> None:
         """Record that everything read has been planned. A change without a new plan is completed."""
         self._read_at = None
-        for key, triggered in self._triggers_read.items():
-            if key in self._underway:
-                self._triggers_underway.setdefault(key, []).extend(triggered)
-            else:
-                self._observe_triggers(triggered)
-        self._triggers_read.clear()
+        self._programming.planned(self._underway)
         for keys in self._pending.values():
             keys.intersection_update(self._underway)
 
@@ -220,7 +202,7 @@ class ChangeObserver:
             self.newest.append(Measurement(now, seconds))
         if not underway:
             del self._underway[key]
-            self._observe_triggers(self._triggers_underway.pop(key, ()))
+            self._programming.done(key)
             for keys in self._pending.values():
                 keys.discard(key)
 
@@ -229,18 +211,44 @@ class ChangeObserver:
         if key is not None and kind.__name__ in self._pending:
             self._pending[kind.__name__].add(key)
 
-    def _keep_trigger(self, item: object, triggered: float) -> None:
-        if isinstance(item, EndpointSlice) and (key := item.service_key) and item.address_type in FAMILIES:
-            times = self._triggers_read.setdefault(key, [])
-            if len(times) + len(self._triggers_underway.get(key, ())) < MOST_OF_A_SERVICE:
-                times.append((item.address_type, triggered))
 
-    def _observe_triggers(self, triggered: Collection[_Trigger]) -> None:
-        if not triggered:
-            return
-        now = self._now()
+class _NetworkProgramming:
+    """Measures from the change of a pod until its Service's plans are in the kernel.
+
+    It leaves out changes of pods before the start, as kube-proxy does: this process did not cause their delay.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.durations = {family: Histogram(NETWORK_BOUNDS) for family in FAMILIES}
+        self._now = now
+        self._started = now()
+        self._read: dict[ObjectKey, list[_Trigger]] = {}
+        self._underway: dict[ObjectKey, list[_Trigger]] = {}
+
+    def read(self, endpoints: EndpointSlice, triggered: float) -> None:
+        """Keep when the pod has changed that caused this EndpointSlice."""
+        key, family = endpoints.service_key, endpoints.address_type
+        if triggered >= self._started and key and family in FAMILIES:
+            times = self._read.setdefault(key, [])
+            if len(times) + len(self._underway.get(key, ())) < MOST_OF_A_SERVICE:
+                times.append((family, triggered))
+
+    def planned(self, underway: Container[ObjectKey]) -> None:
+        """What was read is done, except for the Services that have plans in progress."""
+        for key, triggered in self._read.items():
+            if key in underway:
+                self._underway.setdefault(key, []).extend(triggered)
+            else:
+                self._observe(triggered)
+        self._read.clear()
+
+    def done(self, key: ObjectKey) -> None:
+        """The plans of this Service are in the kernel."""
+        self._observe(self._underway.pop(key, ()))
+
+    def _observe(self, triggered: Collection[_Trigger]) -> None:
         for family, moment in triggered:
-            self.network_programming[family].observe(max(0.0, now - moment))
+            self.durations[family].observe(max(0.0, self._now() - moment))
 
 
 class NodeEligibility:

@@ -39,7 +39,6 @@ MANY_ATTRIBUTES: dict[str, int] = {
     "planning: Catalog": 17,
     "reconcile: Controller": 13,
     "reconcile: Ledger": 17,
-    "telemetry: ChangeObserver": 14,
     "watchers: HttpClient": 13,
     "watchers: Reflector": 21,
 }
