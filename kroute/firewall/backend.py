@@ -24,7 +24,9 @@ def _make_iptables(settings: Settings, kernel: NodeKernel) -> Firewall:
     from kroute.firewall.iptables.firewall import IptablesFirewall  # noqa: PLC0415  where it is used only
 
     by_number = (kernel.xtables, kernel.nft)
-    xtables, nft = ({family: it[family.number] for family in Family if family.number in it} for it in by_number)
+    xtables, nft = (
+        {family: clients[family.number] for family in Family if family.number in clients} for clients in by_number
+    )
     return IptablesFirewall(settings, kernel.ipset, xtables, nft)
 
 

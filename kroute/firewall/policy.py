@@ -52,7 +52,7 @@ def local_pods_interface(settings: Settings) -> str | None:
 
 def exemptions_of(settings: Settings, family: Family) -> list[Exemption]:
     """The exemptions of this family (`--masquerade-exempt`)."""
-    return [it for it in settings.masquerade_exemptions if family_of(it.source) is family]
+    return [exemption for exemption in settings.masquerade_exemptions if family_of(exemption.source) is family]
 
 
 def translated_source(settings: Settings, family: Family, node: NodeFacts) -> str | None:

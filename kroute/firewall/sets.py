@@ -92,7 +92,7 @@ def holds(elements: Collection[Element], key: Element) -> bool:
     """Whether `key` is an element, or would be one if a network at the element's end were `key`'s last address."""
     if key in elements:
         return True
-    return isinstance(key[-1], str) and any((*key[:-1], it) in elements for it in networks_of(key[-1]))
+    return isinstance(key[-1], str) and any((*key[:-1], network) in elements for network in networks_of(key[-1]))
 
 
 @lru_cache(256)

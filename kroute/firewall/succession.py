@@ -66,7 +66,7 @@ async def _hindrance(settings: Settings, filling: Filling) -> str:
     node = filling.node
     if node is None or filling.refused:
         return f"{filling.refused} set entries are refused" if filling.refused else "the node's plan is not known yet"
-    served = [it for it, address in zip(Family, (node.ipv4, node.ipv6), strict=True) if address is not None]
+    served = [family for family, address in zip(Family, (node.ipv4, node.ipv6), strict=True) if address is not None]
     async with open_kernel(settings.proc_sys, only=clients_of(settings)) as kernel:
         firewall = firewall_of(settings, kernel)
         found = [what for family in served for what in await firewall.rule_differences(family, node)]

@@ -18,7 +18,7 @@ def file_system_of(path: Path, mounts: Path = MOUNTS) -> str:
     target, found = path.resolve(), (-1, "")
     for line in lines:
         before, _, after = line.partition(" - ")
-        point = Path(_ESCAPED.sub(lambda it: chr(int(it[1], 8)), before.split()[4]))
+        point = Path(_ESCAPED.sub(lambda match: chr(int(match[1], 8)), before.split()[4]))
         if target.is_relative_to(point) and len(point.parts) >= found[0]:  # of two at one place, the later one covers
             found = len(point.parts), after.split()[0]
     return found[1]

@@ -67,7 +67,7 @@ class IptablesFirewall:
                 standing = found
             self._growth.standing[definition.name] = standing.maxelem
         self._leftover_sets = {name for name in present if name.startswith(PREFIX)} - {
-            it.name for it in self._definitions
+            definition.name for definition in self._definitions
         }
         return drift
 
@@ -178,7 +178,7 @@ class IptablesFirewall:
 
     async def _remake(self, definition: SetDefinition) -> None:
         """Replace a set of another type or size. All rules of its family are deleted first, as some look it up."""
-        family = next(it for it in Family if it.number == definition.family)
+        family = next(family for family in Family if family.number == definition.family)
         await self._tables.withdraw(family)
         await self._ipset.destroy(definition.name)
         await self._ipset.create(definition)

@@ -65,7 +65,7 @@ def _matches(rule: ParsedRule, packet: Packet, sets: Sets) -> bool:
         and _is(rule.destination, lambda text: ip_address(packet.destination) in ip_network(text))
         and _is(rule.protocol, lambda text: packet.protocol == _PROTOCOLS[text])
         and _is(rule.in_interface, lambda text: is_interface(packet.in_interface, text))
-        and all(_match(it, packet, sets) for it in rule.matches)
+        and all(_match(match, packet, sets) for match in rule.matches)
     )
 
 
@@ -77,14 +77,16 @@ def _is(text: str, holds: Callable[[str], bool]) -> bool:
 
 
 def _match(extension: Extension, packet: Packet, sets: Sets) -> bool:
-    return all(_MATCHES[extension.name](it, packet, sets) != it.inverted for it in extension.parameters)
+    return all(
+        _MATCHES[extension.name](parameter, packet, sets) != parameter.inverted for parameter in extension.parameters
+    )
 
 
 def _in_set(parameter: Parameter, packet: Packet, sets: Sets) -> bool:
     """Whether the set holds the packet's key: an address, or address, protocol and port, with perhaps a 2nd address."""
     name, directions = parameter.values
     which = set_named(name)
-    ends = (End(it) for it in directions.split(","))
+    ends = (End(end) for end in directions.split(","))
     by = tuple(end for end, part in zip(ends, SHAPES[which], strict=True) if part is not ElementPart.PORT)
     return is_in_set(packet, which, sets, by=by)
 
@@ -127,4 +129,4 @@ def _values(extension: Extension) -> list[str]:
 
 
 def _comment(rule: ParsedRule) -> str:
-    return next((it.parameters[0].values[0] for it in rule.matches if it.name == "comment"), "")
+    return next((match.parameters[0].values[0] for match in rule.matches if match.name == "comment"), "")

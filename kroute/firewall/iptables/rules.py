@@ -303,7 +303,7 @@ class IptablesRules(Rules, frozen=True):
         return self.nat, self.mangle, self.filter
 
     def of(self, table: str) -> TableRules:
-        return next(it for it in self.tables if it.table == table)
+        return next(rules for rules in self.tables if rules.table == table)
 
     def trace(self, hook: Hook, packet: Packet, sets: Sets) -> TraceResult:
         table, chain = _CHAINS[hook]

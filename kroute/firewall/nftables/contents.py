@@ -36,7 +36,7 @@ OVERLAPS = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT})
 ATTEMPTS = 3
 """How often changes of networks are tried, with what was read anew."""
 
-WITH_NETWORKS = frozenset(which for which, it in DEFINITIONS.items() if is_interval(it.parts))
+WITH_NETWORKS = frozenset(which for which, definition in DEFINITIONS.items() if is_interval(definition.parts))
 
 Changes = dict[Element, bool]
 Key = tuple[Family, AddressSet]
@@ -91,7 +91,7 @@ def outermost(networks: Collection[str]) -> set[str]:
         return set(networks)
     found: set[str] = set()
     last = -1
-    for network, text in sorted(((ip_network(it), it) for it in networks), key=lambda one: _order(one[0])):
+    for network, text in sorted(((ip_network(text), text) for text in networks), key=lambda one: _order(one[0])):
         first = int(network.network_address)
         if first > last:
             last = first | int(network.hostmask)
@@ -148,7 +148,9 @@ class SetContents:
         single: dict[AddressSet, Changes] = {}
         for which, of_set in changes.items():
             surplus = await self._surplus(family, which, of_set)
-            refused |= {SetEntry(which, it): _sentence(family, which, it, FULL, is_added=True) for it in surplus}
+            refused |= {
+                SetEntry(which, element): _sentence(family, which, element, FULL, is_added=True) for element in surplus
+            }
             fitting = {element: is_wanted for element, is_wanted in of_set.items() if element not in surplus}
             if which in WITH_NETWORKS:
                 refused |= await self._change_networks(family, which, fitting)
@@ -164,7 +166,7 @@ class SetContents:
             self._counts[family, which] = self._counts.get((family, which), 0) + len(added) - len(deleted)
             if added:
                 self._exact.discard((family, which))
-        ordered = sorted(written, key=lambda it: isinstance(it, AddElements))
+        ordered = sorted(written, key=lambda change: isinstance(change, AddElements))
         refused: dict[SetEntry, str] = {}
         for failure in await self._nftables.write(TABLES[family], ordered):
             for entry, is_added in _entries(failure.change):
@@ -175,8 +177,8 @@ class SetContents:
 
     async def _change_networks(self, family: Family, which: AddressSet, changes: Changes) -> dict[SetEntry, str]:
         """What the kernel refuses leaves all networks as they are."""
-        refused = {it: errno.EINVAL for it in changes if not _is_network(it)}
-        waiting = {str(it[0]): is_wanted for it, is_wanted in changes.items() if it not in refused}
+        refused = {element: errno.EINVAL for element in changes if not _is_network(element)}
+        waiting = {str(element[0]): is_wanted for element, is_wanted in changes.items() if element not in refused}
         try:
             number = await self._write_networks(family, which, waiting)
         except KernelError as error:
@@ -186,8 +188,10 @@ class SetContents:
         networks = self._networks.get((family, which))
         self._counts[family, which] = len(networks.wanted) if networks is not None else 0
         return {
-            SetEntry(which, it): _sentence(family, which, it, describe_errno(number), is_added=changes[it])
-            for it, number in refused.items()
+            SetEntry(which, element): _sentence(
+                family, which, element, describe_errno(number), is_added=changes[element]
+            )
+            for element, number in refused.items()
         }
 
     async def _write_networks(self, family: Family, which: AddressSet, changes: Mapping[str, bool]) -> int:
@@ -222,13 +226,13 @@ class SetContents:
 
     async def _transact(self, family: Family, changes: Sequence[NftChange]) -> int:
         """Make all changes or none; returns the errno of the first that is refused, or 0."""
-        return next((it.errno for it in await self._nftables.transact(TABLES[family], changes)), 0)
+        return next((failure.errno for failure in await self._nftables.transact(TABLES[family], changes)), 0)
 
     async def _read_networks(self, family: Family, which: AddressSet) -> Networks:
         """Take in what the kernel has of a set with networks. KernelError ENOENT if it is missing."""
         networks = self._networks.setdefault((family, which), Networks())
         try:
-            networks.found(str(it[0]) for it in await self.read(family, which))
+            networks.found(str(element[0]) for element in await self.read(family, which))
         except KernelError:
             del self._networks[family, which]
             raise
@@ -253,8 +257,8 @@ class SetContents:
             return ()  # the write will say why
         self._counts[key] = len(present)
         self._exact.add(key)
-        new = [it for it in added if it not in present]
-        room = most - len(present) + sum(it in present for it in deleted)
+        new = [element for element in added if element not in present]
+        room = most - len(present) + sum(element in present for element in deleted)
         if len(new) > room:
             self._full.report(full_name(family, which), most)
         return dict.fromkeys(new[max(0, room) :])
@@ -267,15 +271,15 @@ class SetContents:
 
 def _split(changes: Changes) -> tuple[list[Element], list[Element]]:
     """The elements to delete and those to add."""
-    return [it for it, is_wanted in changes.items() if not is_wanted], [
-        it for it, is_wanted in changes.items() if is_wanted
+    return [element for element, is_wanted in changes.items() if not is_wanted], [
+        element for element, is_wanted in changes.items() if is_wanted
     ]
 
 
 def _element_changes(which: AddressSet, deleted: Iterable[Element], added: Iterable[Element]) -> list[ElementChange]:
     definition = DEFINITIONS[which]
     found: list[ElementChange] = [DeleteElements(definition, tuple(deleted)), AddElements(definition, tuple(added))]
-    return [it for it in found if it.elements]
+    return [change for change in found if change.elements]
 
 
 def _entries(change: NftChange) -> list[tuple[SetEntry, bool]]:
@@ -283,7 +287,7 @@ def _entries(change: NftChange) -> list[tuple[SetEntry, bool]]:
     if not isinstance(change, AddElements | DeleteElements):
         return []
     which = BY_NAME[change.set.name]
-    return [(SetEntry(which, it), isinstance(change, AddElements)) for it in change.elements]
+    return [(SetEntry(which, element), isinstance(change, AddElements)) for element in change.elements]
 
 
 def _is_network(element: Element) -> bool:
@@ -295,7 +299,7 @@ def _is_network(element: Element) -> bool:
 
 
 def _elements(networks: Iterable[str]) -> list[Element]:
-    return [(it,) for it in networks]
+    return [(network,) for network in networks]
 
 
 def _sentence(family: Family, which: AddressSet, element: Element, why: str, *, is_added: bool) -> str:

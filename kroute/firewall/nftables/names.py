@@ -32,4 +32,4 @@ def full_name(family: Family, which: AddressSet) -> str:
 DEFINITIONS = {which: NftSet(set_name(which), tuple(map(str, parts))) for which, parts in SHAPES.items()}
 """The sets, as they are made in both tables."""
 
-BY_NAME = {it.name: which for which, it in DEFINITIONS.items()}
+BY_NAME = {definition.name: which for which, definition in DEFINITIONS.items()}

@@ -100,7 +100,7 @@ class ChainRules(msgspec.Struct, frozen=True):
     @property
     def kernel_rules(self) -> list[NftRule]:
         """The rules as the kernel has them."""
-        return [NftRule(self.name, it.expressions, it.comment) for it in self.rules]
+        return [NftRule(self.name, each.expressions, each.comment) for each in self.rules]
 
 
 def trace_packet(chains: Sequence[ChainRules], hook: Hook, packet: Packet, sets: Sets) -> TraceResult:
@@ -108,8 +108,8 @@ def trace_packet(chains: Sequence[ChainRules], hook: Hook, packet: Packet, sets:
 
     The comments of a base chain's jumps are left out: they say which packets are looked at, and not why.
     """
-    base = next(it for it in chains if it.base is not None and it.base.hook is hook)
-    by_name = {it.name: it for it in chains}
+    base = next(chain for chain in chains if chain.base is not None and chain.base.hook is hook)
+    by_name = {chain.name: chain for chain in chains}
     met: list[str] = []
     action, packet = _trace(by_name, base, packet, sets, met)
     if action is None:
@@ -141,7 +141,7 @@ def _trace(
 def filter_chains(settings: Settings, family: Family) -> list[ChainRules]:
     """Each chain is before those that jump to it."""
     return [
-        ChainRules(REFUSE, [rule(reasons.REFUSED, it) for it in refusals(family)]),
+        ChainRules(REFUSE, [rule(reasons.REFUSED, refusal) for refusal in refusals(family)]),
         ChainRules(VIP_PORTS, _vip_ports(family)),
         ChainRules(SOURCE_RANGES, _source_ranges(family)),
         ChainRules(ODD_SEGMENTS, [rule(reasons.SERVED, in_set(family, which), drop()) for which in SERVED]),
@@ -226,7 +226,8 @@ def _source_ranges(family: Family) -> list[Rule]:
     """
     lengths = range_lengths(family)
     within = [
-        rule(reasons.WITHIN_RANGES, in_set(family, AddressSet.SOURCE_RANGE, length=it), leave()) for it in lengths
+        rule(reasons.WITHIN_RANGES, in_set(family, AddressSet.SOURCE_RANGE, length=length), leave())
+        for length in lengths
     ]
     return [*within, rule(reasons.OUTSIDE_RANGES, drop())]
 
@@ -240,7 +241,7 @@ def _own_answers(family: Family) -> list[Rule]:
     """
     from_vip = in_set(family, AddressSet.VIP, by=(End.SOURCE,))
     answers = [syn_ack(), of_protocol(Protocol.UDP), of_protocol(Protocol.SCTP)]
-    return [rule(reasons.BEHIND_VIP, it, from_vip, drop()) for it in answers]
+    return [rule(reasons.BEHIND_VIP, answered, from_vip, drop()) for answered in answers]
 
 
 def nat_chains(settings: Settings, family: Family, node: NodeFacts) -> list[ChainRules]:
@@ -291,11 +292,11 @@ def _exemptions(settings: Settings, family: Family) -> list[Rule]:
     return [
         rule(
             reasons.EXEMPT,
-            with_address(family, End.SOURCE, it.source),
-            with_address(family, End.DESTINATION, it.destination),
+            with_address(family, End.SOURCE, exemption.source),
+            with_address(family, End.DESTINATION, exemption.destination),
             leave(),
         )
-        for it in exemptions_of(settings, family)
+        for exemption in exemptions_of(settings, family)
     ]
 
 
@@ -320,7 +321,7 @@ class NftablesRules(Rules, frozen=True):
     @property
     def kernel_chains(self) -> dict[str, Chain]:
         """The chains as the kernel has them, by name."""
-        return {it.name: it.chain for it in self.chains}
+        return {chain.name: chain.chain for chain in self.chains}
 
     @property
     def kernel_rules(self) -> list[NftRule]:

@@ -118,11 +118,13 @@ class Rule(NamedTuple):
     @property
     def text(self) -> str:
         """The rule as nft prints it, with its comment."""
-        return " ".join([it.text for it in self.statements if it.text] + [f'comment "{self.comment}"'])
+        return " ".join(
+            [statement.text for statement in self.statements if statement.text] + [f'comment "{self.comment}"']
+        )
 
     @property
     def expressions(self) -> tuple[bytes, ...]:
-        return tuple(expression for it in self.statements for expression in it.expressions)
+        return tuple(expression for statement in self.statements for expression in statement.expressions)
 
     @property
     def action(self) -> Action | None:
@@ -164,7 +166,7 @@ class _Addresses(msgspec.Struct, frozen=True):
             return [_AS_IT_IS, _AS_IT_IS]
         hosts = (1 << 8 * self.length - length) - 1
         last, none = hosts.to_bytes(self.length, "big"), bytes(self.length)
-        kept = bytes(it ^ 0xFF for it in last)
+        kept = bytes(byte ^ 0xFF for byte in last)
         return [(f" & {unpack_address(kept)}", kept, none), (f" | {unpack_address(last)}", kept, last)]
 
     def name(self, end: End) -> str:

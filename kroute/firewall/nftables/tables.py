@@ -88,19 +88,21 @@ class NftablesTables:
         misshapen = [] if state is None else sets_of_another_kind(state)
         changes: list[NftChange] = [AddTable()] if state is None else []
         if misshapen and state is not None:
-            changes += [FlushChain(name) for name in state.chains] + [DeleteSet(it.name) for it in misshapen]
+            changes += [FlushChain(name) for name in state.chains] + [
+                DeleteSet(definition.name) for definition in misshapen
+            ]
             self._standing.discard(family)
         made = missing + misshapen
-        changes += [AddSet(it) for it in made]
+        changes += [AddSet(definition) for definition in made]
         failures = await self._nftables.transact(table, changes) if changes else []
-        if any(it.errno in UNSUPPORTED for it in failures):
+        if any(failure.errno in UNSUPPORTED for failure in failures):
             self._report_unsupported(family, failures[0])
             return [], []
         self._unsupported.pop(family, None)
         _raise_first(table, failures)
         return made, [
-            *(f"set {table} {it.name} was missing" for it in missing),
-            *(f"set {table} {it.name} was of another kind" for it in misshapen),
+            *(f"set {table} {definition.name} was missing" for definition in missing),
+            *(f"set {table} {definition.name} was of another kind" for definition in misshapen),
         ]
 
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
@@ -140,7 +142,7 @@ class NftablesTables:
         table = Table(family.number, TRIAL)
         refused = await self._nftables.validate(table, [AddTable()])
         refused = refused or await self._nftables.validate(table, [AddTable(), *_everything(rules)])
-        return [f"{_sentence(TABLES[family], it)}; {_next_step(it)}" for it in refused]
+        return [f"{_sentence(TABLES[family], failure)}; {_next_step(failure)}" for failure in refused]
 
     async def _ensure(self, family: Family, node: NodeFacts) -> list[str]:
         """Write one family's rules; returns what was wrong although the same rules had been written before."""
@@ -187,9 +189,9 @@ class NftablesTables:
 
 def _everything(rules: NftablesRules) -> Iterable[NftChange]:
     return [
-        *(AddSet(it) for it in DEFINITIONS.values()),
-        *(AddChain(it) for it in rules.kernel_chains.values()),
-        *(AddRule(it) for it in rules.kernel_rules),
+        *(AddSet(definition) for definition in DEFINITIONS.values()),
+        *(AddChain(chain) for chain in rules.kernel_chains.values()),
+        *(AddRule(rule) for rule in rules.kernel_rules),
     ]
 
 
@@ -209,12 +211,16 @@ def _next_step(failure: Failure[NftChange]) -> str:
 
 
 def missing_sets(state: TableState) -> list[NftSet]:
-    return [it for it in DEFINITIONS.values() if it.name not in state.sets]
+    return [definition for definition in DEFINITIONS.values() if definition.name not in state.sets]
 
 
 def sets_of_another_kind(state: TableState) -> list[NftSet]:
     """The sets that must be made anew, as they should be."""
-    return [it for it in DEFINITIONS.values() if it.name in state.sets and state.sets[it.name] != it]
+    return [
+        definition
+        for definition in DEFINITIONS.values()
+        if definition.name in state.sets and state.sets[definition.name] != definition
+    ]
 
 
 def differences(state: TableState, rules: NftablesRules) -> list[str]:
@@ -224,13 +230,13 @@ def differences(state: TableState, rules: NftablesRules) -> list[str]:
     chains = rules.kernel_chains
     found_rules = _by_chain(rule for _, rule in state.rules)
     found = ["it is dormant"] if state.is_dormant else []
-    for it in rules.chains:
-        if it.name not in state.chains:
-            found.append(f"chain {it.name} is missing")
-        elif state.chains[it.name] != chains[it.name]:
-            found.append(f"chain {it.name} has another type, hook, priority or policy")
-        elif not _are_same(found_rules.get(it.name, []), it.kernel_rules):
-            found.append(f"chain {it.name} has other rules")
+    for wanted in rules.chains:
+        if wanted.name not in state.chains:
+            found.append(f"chain {wanted.name} is missing")
+        elif state.chains[wanted.name] != chains[wanted.name]:
+            found.append(f"chain {wanted.name} has another type, hook, priority or policy")
+        elif not _are_same(found_rules.get(wanted.name, []), wanted.kernel_rules):
+            found.append(f"chain {wanted.name} has other rules")
     found += [f"chain {name} is not kroute's" for name in state.chains if name not in chains]
     return found + [f"set {name} is not kroute's" for name in _foreign_sets(state)]
 
@@ -249,7 +255,7 @@ def rewriting(state: TableState, rules: NftablesRules) -> list[NftChange]:
 
 
 def _foreign_sets(state: TableState) -> list[str]:
-    ours = {it.name for it in DEFINITIONS.values()}
+    ours = {definition.name for definition in DEFINITIONS.values()}
     return [name for name in state.sets if name not in ours and not name.startswith(ANONYMOUS)]
 
 

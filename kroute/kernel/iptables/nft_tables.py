@@ -67,7 +67,7 @@ class NftTables:
         if not await self.is_used(table):
             return None
         tables = parse_saved(await self._tools.save(self._variant, table) or "")
-        return next((it for it in tables if it.name == table), None)
+        return next((saved for saved in tables if saved.name == table), None)
 
 
 def _compare(table: SavedTable, rules: TableRules) -> list[str]:
@@ -87,8 +87,10 @@ def _misplaced(table: SavedTable, rules: TableRules) -> dict[str, list[str]]:
     for chain, jumps in rules.jumps_by_chain().items():
         present = table.rules_of(chain)
         if chain in rules.after_neighbours:
-            present = list(dropwhile(lambda it: it.target in table.chains and it.target not in rules.chains, present))
-        strays = any(it.target in rules.chains for it in present[len(jumps) :])
+            present = list(
+                dropwhile(lambda rule: rule.target in table.chains and rule.target not in rules.chains, present)
+            )
+        strays = any(rule.target in rules.chains for rule in present[len(jumps) :])
         if strays or not _equal(present[: len(jumps)], jumps):
             found[chain] = jumps
     return found
@@ -96,13 +98,13 @@ def _misplaced(table: SavedTable, rules: TableRules) -> dict[str, list[str]]:
 
 def _equal(present: Sequence[SavedRule], desired: Sequence[str]) -> bool:
     """Whether these are the rules. The order of matches does not count: versions of the tools print it differently."""
-    return [sorted(it.words[1:]) for it in present] == [sorted(shlex.split(it)) for it in desired]
+    return [sorted(rule.words[1:]) for rule in present] == [sorted(shlex.split(rule)) for rule in desired]
 
 
 def _lines(table: SavedTable, rules: TableRules) -> Iterator[str]:
     """What iptables-restore is told: a chain that is named first is made, or emptied."""
     yield from (f":{name} - [0:0]" for name in rules.chains)
     for chain, jumps in _misplaced(table, rules).items():
-        yield from (f"-D {it.text}" for it in table.rules_of(chain) if it.target in rules.chains)
+        yield from (f"-D {rule.text}" for rule in table.rules_of(chain) if rule.target in rules.chains)
         yield from (f"-I {chain} {position} {jump}" for position, jump in enumerate(jumps, 1))
     yield from (f"-A {name} {rule}" for name, desired in rules.chains.items() for rule in desired)

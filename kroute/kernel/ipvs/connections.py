@@ -43,7 +43,9 @@ def _read(wanted: frozenset[VirtualServerKey], path: Path) -> list[Connection]:
     with path.open() as lines:
         found = (_parse(line) for number, line in enumerate(lines) if number >= HEADING_LINES)
         try:
-            return [it for it in found if it is not None and it.virtual_server in wanted]
+            return [
+                connection for connection in found if connection is not None and connection.virtual_server in wanted
+            ]
         except UNINTELLIGIBLE as error:
             raise KernelError(f"a line of {path} cannot be understood ({error})", errno=errno.EBADMSG) from error
 

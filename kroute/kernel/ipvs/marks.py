@@ -38,9 +38,12 @@ class IpvsMarks(NetlinkClient):
         family = await find_family(self._netlink, FAMILY_NAME)
         messages = [
             generic_message(
-                family, 0, CMD_DEL_SERVICE, nested(ATTR_SERVICE, u16(SVC_AF, it.family), u32(SVC_FWMARK, it.mark))
+                family,
+                0,
+                CMD_DEL_SERVICE,
+                nested(ATTR_SERVICE, u16(SVC_AF, deletion.family), u32(SVC_FWMARK, deletion.mark)),
             )
-            for it in sent
+            for deletion in sent
         ]
         refused = await self._netlink.transact(messages)
         return [Failure(sent[at], number) for at, number in refused.items() if number != errno.ESRCH]

@@ -90,7 +90,7 @@ class PolicyRouting(NetlinkClient):
     async def delete(self, things: Sequence[PolicyRule | TableRoute]) -> list[Failure[PolicyRule | TableRoute]]:
         """Delete rules and routes. One that no longer exists is no failure."""
         kinds = {PolicyRule: RTM_DELRULE, TableRoute: RTM_DELROUTE}
-        refused = await self._netlink.transact([message(kinds[type(it)], 0, it.payload) for it in things])
+        refused = await self._netlink.transact([message(kinds[type(thing)], 0, thing.payload) for thing in things])
         return [
             Failure(things[at], number) for at, number in refused.items() if number not in {errno.ESRCH, errno.ENOENT}
         ]

@@ -133,10 +133,14 @@ class Routes(NetlinkClient):
         for start in range(0, len(changes), WRITE_SLICE):
             failures += await self._write(index, changes[start : start + WRITE_SLICE])
         shadowed = {failure.change for failure in failures if failure.errno == errno.EEXIST}
-        beset = [it for it in changes if isinstance(it, SetLocalRoute) and (it.alone or it in shadowed)]
+        beset = [
+            change for change in changes if isinstance(change, SetLocalRoute) and (change.alone or change in shadowed)
+        ]
         if not beset:
             return failures
-        return [it for it in failures if it.change not in shadowed] + await self._clear_away(index, beset)
+        return [failure for failure in failures if failure.change not in shadowed] + await self._clear_away(
+            index, beset
+        )
 
     async def _write(self, index: int, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:
         messages: list[bytes] = []
@@ -184,13 +188,17 @@ def in_the_way(change: SetLocalRoute, routes: Sequence[LocalRoute]) -> list[Loca
     IPv6: the kernel's own route, of metric 0, goes with every change; with our metric there is no other.
     """
     if ":" in change.address:
-        others = [it for it in routes if it.metric not in {0, IPV6_METRIC}]
-        return [it for it in others if it.source != change.source] if change.alone else []
-    sources = [it.source for it in routes]
+        others = [route for route in routes if route.metric not in {0, IPV6_METRIC}]
+        return [route for route in others if route.source != change.source] if change.alone else []
+    sources = [route.source for route in routes]
     if change.source not in sources:
         return []
     at = sources.index(change.source)
-    behind = [it for it in routes[at + 1 :] if change.alone and it.source not in {None, change.address, change.source}]
+    behind = [
+        route
+        for route in routes[at + 1 :]
+        if change.alone and route.source not in {None, change.address, change.source}
+    ]
     return [*routes[:at], *behind]
 
 

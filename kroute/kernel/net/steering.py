@@ -97,8 +97,8 @@ class Steering(NetlinkClient):
             right = _rule(family, mark)
             if (found := await self._rules(family)) is None:
                 continue
-            surplus = [it for it in found if it != right]
-            changes = [message(RTM_DELRULE, 0, it) for it in surplus]
+            surplus = [rule for rule in found if rule != right]
+            changes = [message(RTM_DELRULE, 0, rule) for rule in surplus]
             if right not in found:
                 changes.append(message(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, right))
             for number in (await self._netlink.transact(changes)).values() if changes else ():
@@ -111,7 +111,7 @@ class Steering(NetlinkClient):
     async def write(self, changes: Sequence[Steer]) -> list[Failure[Steer]]:
         """Make the changes in order; those that the kernel refuses do not stop the others."""
         index = interface_index("lo") or 1
-        refused = await self._netlink.transact([_encode(index, it) for it in changes])
+        refused = await self._netlink.transact([_encode(index, change) for change in changes])
         return [
             Failure(changes[at], number)
             for at, number in refused.items()
@@ -121,10 +121,10 @@ class Steering(NetlinkClient):
     async def remove(self) -> bool:
         """Delete the routes, then the rules; returns whether there were any. Raises KernelError."""
         addresses = await self.read()
-        for failure in await self.write([Steer(it, is_wanted=False) for it in sorted(addresses)]):
+        for failure in await self.write([Steer(address, is_wanted=False) for address in sorted(addresses)]):
             raise KernelError(str(failure), errno=failure.errno)
         rules = [rule for family in FAMILIES for rule in await self._rules(family) or ()]
-        await self._netlink.transact([message(RTM_DELRULE, 0, it) for it in rules])
+        await self._netlink.transact([message(RTM_DELRULE, 0, rule) for rule in rules])
         return bool(addresses or rules)
 
     async def _rules(self, family: int) -> list[bytes] | None:

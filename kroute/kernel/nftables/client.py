@@ -101,7 +101,7 @@ class Nftables(NetlinkClient):
         pieces, refused = await encode(table, changes, singly=True)
         if not pieces:
             return refused
-        outcome = await self._netlink.batch(NFNL_SUBSYS_NFTABLES, [it.message for it in pieces], commit=False)
+        outcome = await self._netlink.batch(NFNL_SUBSYS_NFTABLES, [piece.message for piece in pieces], commit=False)
         return refused + [Failure(pieces[index].change, number) for index, number in sorted(outcome.refused.items())]
 
     async def write(self, table: Table, changes: Sequence[ElementChange]) -> list[Failure[NftChange]]:
@@ -170,7 +170,7 @@ class Nftables(NetlinkClient):
         is_dormant = await self._is_dormant(table)
         if is_dormant is None:
             return None
-        sets = {it.name: it for it in await self._dump(Message.GETSET, table, parse_set)}
+        sets = {definition.name: definition for definition in await self._dump(Message.GETSET, table, parse_set)}
         chains = await self._chains(table)
         return TableState(sets, chains, await self._dump(Message.GETRULE, table, parse_rule), is_dormant)
 
@@ -194,7 +194,7 @@ class Nftables(NetlinkClient):
         pieces, unfit = await encode(table, changes)
         if unfit or not pieces:
             return unfit, 0.0
-        messages = [it.message for it in pieces]
+        messages = [piece.message for piece in pieces]
         outcome = await self._netlink.batch(NFNL_SUBSYS_NFTABLES, messages, generation=generation)
         self._commits += sum(type_of(kind) == Message.NEWGEN for kind, _payload in outcome.echoes)
         if not outcome.refused:
@@ -211,7 +211,7 @@ class Nftables(NetlinkClient):
                 count = sum(len(change.elements) for change in changes)
                 self._portion = next_portion(self._portion, count, seconds)
                 return failures
-            failures += [it for it in refused if not _is_gone_already(it)]
+            failures += [failure for failure in refused if not _is_gone_already(failure)]
             changes = without(changes, refused)
         number = refused[0].errno
         sentence = f"cannot write elements of table {table}: {describe_errno(number)}"

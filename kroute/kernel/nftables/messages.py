@@ -153,10 +153,10 @@ def del_rule(table: Table, chain: str, handle: int) -> bytes:
     return table_message(Message.DELRULE, 0, table, name, attribute(RULE_HANDLE, _BE64.pack(handle)))
 
 
-def new_set(table: Table, it: NftSet, number: int) -> bytes:
+def new_set(table: Table, definition: NftSet, number: int) -> bytes:
     """Make a set; `number` tells it apart from the other new ones of its transaction."""
-    family, parts = table.family, it.parts
-    content = [text(SET_NAME, it.name)]
+    family, parts = table.family, definition.parts
+    content = [text(SET_NAME, definition.name)]
     if flags := flags_of(parts):
         content.append(be32(SET_FLAGS, flags))
     content += [be32(SET_KEY_TYPE, key_type(family, parts)), be32(SET_KEY_LENGTH, key_length(family, parts))]
@@ -302,7 +302,7 @@ def _plain_keys(listed: bytes) -> list[Key]:
 
 def decode_elements(table: Table, of: NftSet, keys: Sequence[Key]) -> Iterator[Element]:
     """The elements of some parts of a listing; of all parts, if the set has networks alone."""
-    ends = _intervals(keys) if is_interval(of.parts) else ((it.value, it.value) for it in keys)
+    ends = _intervals(keys) if is_interval(of.parts) else ((key.value, key.value) for key in keys)
     for first, last in ends:
         yield from decode_key(table.family, of.parts, first, last)
 

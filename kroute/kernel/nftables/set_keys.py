@@ -141,8 +141,8 @@ def decode_key(family: int, parts: Sequence[str], first: bytes, last: bytes) -> 
 def networks(first: bytes, last: bytes) -> list[str]:
     """The networks that are together the range of two addresses, both included."""
     if len(first) == 4:
-        return [str(it) for it in summarize_address_range(IPv4Address(first), IPv4Address(last))]
-    return [str(it) for it in summarize_address_range(IPv6Address(first), IPv6Address(last))]
+        return [str(network) for network in summarize_address_range(IPv4Address(first), IPv4Address(last))]
+    return [str(network) for network in summarize_address_range(IPv6Address(first), IPv6Address(last))]
 
 
 @lru_cache(4096)

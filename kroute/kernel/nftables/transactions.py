@@ -157,7 +157,9 @@ def without(changes: Sequence[ElementChange], refused: Sequence[Failure[NftChang
     """The changes without the refused ones, which are of single elements."""
     gone = {(type(change), change.set, element) for change, element in _each(refused)}
     kept = [
-        change._replace(elements=tuple(it for it in change.elements if (type(change), change.set, it) not in gone))
+        change._replace(
+            elements=tuple(element for element in change.elements if (type(change), change.set, element) not in gone)
+        )
         for change in changes
     ]
     return [change for change in kept if change.elements]

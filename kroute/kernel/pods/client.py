@@ -90,6 +90,6 @@ class Tunnels:
         if way is None or not way.interface:
             return None
         values = {
-            self._sysctls.read(f"net.ipv4.conf.{it}.rp_filter") for it in ("all", way.interface.replace(".", "/"))
+            self._sysctls.read(f"net.ipv4.conf.{link}.rp_filter") for link in ("all", way.interface.replace(".", "/"))
         }
         return way.interface if "2" not in values and "1" in values else None

@@ -92,7 +92,7 @@ def _first_processes(proc: Path) -> list[dict[int, int]]:
     seen = {_inode(proc, "self")}
     of_depth: list[dict[int, int]] = [{} for _ in range(DEEPEST + 1)]
     denied = 0
-    pids = sorted(int(it.name) for it in proc.iterdir() if it.name.isdigit())
+    pids = sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
     for pid in pids[:MOST_PROCESSES]:
         try:
             inode = _inode(proc, str(pid))
@@ -118,7 +118,7 @@ def _inode(proc: Path, process: str) -> int:
 
 
 def _addresses(trie: bytes, inet6: bytes) -> frozenset[str]:
-    found = {it.decode() for it in _LOCAL_HOST.findall(trie)}
+    found = {address.decode() for address in _LOCAL_HOST.findall(trie)}
     for line in inet6.splitlines():
         with suppress(ValueError, OSError):
             found.add(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line[:32].decode())))

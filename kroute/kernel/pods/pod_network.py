@@ -212,7 +212,7 @@ class PodNetwork:
             if error.errno == errno.E2BIG:
                 return False
             raise
-        await self._write([message(RTM_DELRULE, 0, rule_from(it)) for it in rules], "delete rules", {errno.ENOENT})
+        await self._write([message(RTM_DELRULE, 0, rule_from(vip)) for vip in rules], "delete rules", {errno.ENOENT})
         await self._delete_routes(routes)
         await self._delete(link)
         return True
@@ -231,7 +231,7 @@ class PodNetwork:
     async def _settings(self, link: PodLink, own: PodLink) -> list[str]:
         """Settings of both links. What the pod's own link had is noted before it is changed."""
         wanted = {CONF_ARP_IGNORE: 1, CONF_ARP_ANNOUNCE: 2} if self._family == socket.AF_INET else {}
-        changed = {it: value for it, value in wanted.items() if own.conf.get(it, value) < value}
+        changed = {number: value for number, value in wanted.items() if own.conf.get(number, value) < value}
         messages = []
         if not link.alias:
             ignore, announce = own.conf.get(CONF_ARP_IGNORE, 0), own.conf.get(CONF_ARP_ANNOUNCE, 0)
@@ -247,26 +247,28 @@ class PodNetwork:
         return [f"settings of {link.name} and {own.name}"] if messages else []
 
     async def _vips(self, link: PodLink, wanted: frozenset[str], bound: set[str]) -> list[str]:
-        bound = {it for it in bound if not it.startswith("fe80:")}
+        bound = {address for address in bound if not address.startswith("fe80:")}
         added, removed = sorted(wanted - bound), sorted(bound - wanted)
-        await self._write([encode_unbind(link.ifindex, it) for it in removed], "unbind VIPs", {errno.EADDRNOTAVAIL})
-        await self._write([encode_vip(link.ifindex, it) for it in added], "bind VIPs", {errno.EEXIST})
-        return [*(f"VIP {it}" for it in added), *(f"surplus {it}" for it in removed)]
+        await self._write([encode_unbind(link.ifindex, vip) for vip in removed], "unbind VIPs", {errno.EADDRNOTAVAIL})
+        await self._write([encode_vip(link.ifindex, vip) for vip in added], "bind VIPs", {errno.EEXIST})
+        return [*(f"VIP {vip}" for vip in added), *(f"surplus {vip}" for vip in removed)]
 
     async def _routing(
         self, link: PodLink, own: PodLink, vips: frozenset[str], routes: Sequence[bytes], rules: set[str]
     ) -> list[str]:
         """The rules and routes of the answers. Routes come first: a rule to an empty table changes nothing."""
         advmss = greatest_segment(own.mtu, self._kind)
-        found = {copy: it for it in routes if table_of(it) == TABLE and (copy := copied_route(it, 0)) is not None}
-        others = (it for it in routes if table_of(it) != TABLE and interface_of(it) != link.ifindex)
-        copies = [copy for it in others if (copy := copied_route(it, advmss)) is not None][:MOST_ROUTES]
-        copies.sort(key=lambda it: -it[6])  # by scope: routes to gateways before those by them
-        await self._delete_routes([it for copy, it in found.items() if copy not in copies])
-        missing = [it for it in copies if it not in found]
-        await self._write([encode_new_route(it) for it in missing], "write routes", {errno.EEXIST})
-        surplus = [message(RTM_DELRULE, 0, rule_from(it)) for it in sorted(rules - vips) if it]
-        added = [message(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, rule_from(it)) for it in sorted(vips - rules)]
+        found = {
+            copy: route for route in routes if table_of(route) == TABLE and (copy := copied_route(route, 0)) is not None
+        }
+        others = (route for route in routes if table_of(route) != TABLE and interface_of(route) != link.ifindex)
+        copies = [copy for route in others if (copy := copied_route(route, advmss)) is not None][:MOST_ROUTES]
+        copies.sort(key=lambda route: -route[6])  # by scope: routes to gateways before those by them
+        await self._delete_routes([route for copy, route in found.items() if copy not in copies])
+        missing = [route for route in copies if route not in found]
+        await self._write([encode_new_route(route) for route in missing], "write routes", {errno.EEXIST})
+        surplus = [message(RTM_DELRULE, 0, rule_from(vip)) for vip in sorted(rules - vips) if vip]
+        added = [message(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, rule_from(vip)) for vip in sorted(vips - rules)]
         await self._write([*surplus, *added], "write rules", {errno.EEXIST, errno.ENOENT})
         return ["routes of answers"] if missing or added or surplus else []
 
@@ -277,7 +279,11 @@ class PodNetwork:
         own = await self._link(name=before[3]) if before else None
         if before and own is not None:
             values = ((CONF_ARP_IGNORE, 1, int(before[1])), (CONF_ARP_ANNOUNCE, 2, int(before[2])))
-            changes = [encode_conf(own.ifindex, it, was) for it, ours, was in values if own.conf.get(it) == ours != was]
+            changes = [
+                encode_conf(own.ifindex, number, was)
+                for number, ours, was in values
+                if own.conf.get(number) == ours != was
+            ]
             await self._do(changes, f"restore {own.name}")
 
     async def _link(self, *, name: str = "", index: int = 0) -> PodLink | None:
@@ -291,14 +297,16 @@ class PodNetwork:
 
         def parse(payload: bytes) -> tuple[int, str] | None:
             index = ADDRESS_HEADER.unpack_from(payload)[4]
-            it = parse_address(payload, {index: ""})
-            return (index, it.address) if it is not None and address_family(it.address) == self._family else None
+            found = parse_address(payload, {index: ""})
+            return (
+                (index, found.address) if found is not None and address_family(found.address) == self._family else None
+            )
 
         return await self._listed(query, parse, "addresses")
 
     async def _routes(self) -> list[bytes]:
         query = message(RTM_GETROUTE, NLM_F_DUMP, ROUTE_HEADER.pack(self._family, 0, 0, 0, 0, 0, 0, 0, 0))
-        return await self._listed(query, lambda it: it if copied_route(it, 0) is not None else None, "routes")
+        return await self._listed(query, lambda route: route if copied_route(route, 0) is not None else None, "routes")
 
     async def _rules(self) -> list[str]:
         query = message(RTM_GETRULE, NLM_F_DUMP, ROUTE_HEADER.pack(self._family, 0, 0, 0, 0, 0, 0, 0, 0))
@@ -318,7 +326,7 @@ class PodNetwork:
         return await self._netlink.request(query, parse_next)
 
     async def _delete_routes(self, payloads: Sequence[bytes]) -> None:
-        await self._write([message(RTM_DELROUTE, 0, it) for it in payloads], "delete routes", {errno.ESRCH})
+        await self._write([message(RTM_DELROUTE, 0, payload) for payload in payloads], "delete routes", {errno.ESRCH})
 
     async def _do(self, messages: Sequence[bytes], what: str) -> None:
         await self._write(messages, what, set())
@@ -429,7 +437,7 @@ def copied_route(payload: bytes, advmss: int) -> bytes | None:
         metric = attributes(found.get(RTA_METRICS, b"")).get(RTAX_ADVMSS)
         advmss = to_u32(metric) if metric is not None else 0
     head = ROUTE_HEADER.pack(family, length, 0, 0, 0, PROTOCOL, scope, kind, flags & RTNH_F_ONLINK)
-    kept = b"".join(attribute(it, found[it]) for it in _COPIED if it in found)
+    kept = b"".join(attribute(kind, found[kind]) for kind in _COPIED if kind in found)
     return head + kept + u32(RTA_TABLE, TABLE) + nested(RTA_METRICS, u32(RTAX_ADVMSS, advmss))
 
 
