@@ -163,11 +163,10 @@ class Pods:
     the processes in it to say, so of several with one address that counts which is owned by the user namespace nearest
     to this process's: the container runtime's. Each pod is prepared for itself; one that fails is tried again later,
     alone. A pass has a deadline, and the next one goes on where it has stopped, so VIPs do not wait for what processes
-    do in namespaces. `ready` are the ends that are right.
+    do in namespaces.
     """
 
     def __init__(self, status: PassStatus, tunnels: TunnelClient, report: Report) -> None:
-        self.ready: set[TunnelEnd] = set()
         self._status = status
         self._tunnels = tunnels
         self._report = report
@@ -181,6 +180,11 @@ class Pods:
         self._is_used = False
         self._left: dict[tuple[int, int], float] = {}
         """When each end that no plan names is to be undone."""
+
+    @property
+    def ready(self) -> set[TunnelEnd]:
+        """The ends that are right."""
+        return {TunnelEnd(pod, vip) for pod, vips in self._right.items() for vip in vips & self._wanted.get(pod, vips)}
 
     def want(self, plans: Iterable[ServicePlan]) -> None:
         """These are all plans with direct return."""
@@ -201,7 +205,6 @@ class Pods:
             self._right.pop(pod, None)
             self._attempted.pop(pod, None)
             self._status.retries.succeeded(pod)
-        self._settle()
 
     def look_again(self) -> None:
         """Have every pod compared with what it should have, and every namespace searched for what is ours."""
@@ -235,7 +238,6 @@ class Pods:
             self._right = {pod: vips for pod, vips in self._right.items() if pod not in refusals}
         if self._must_look:
             self._must_look = not await self._undo_the_rest(found, deadline)
-        self._settle()
         for pod, sentence in refusals.items():
             if pod not in self._status.retries:
                 self._tell(pod, sentence)
@@ -308,11 +310,6 @@ class Pods:
         if errors:
             log.warning("pod.not_undone", error=errors[0], more=len(errors) - 1, next_step="trying again later")
         return not due
-
-    def _settle(self) -> None:
-        self.ready = {
-            TunnelEnd(pod, vip) for pod, vips in self._right.items() for vip in vips & self._wanted.get(pod, vips)
-        }
 
     def _tell(self, pod: str, sentence: str) -> None:
         subject = f"direct return by pod {pod}"

@@ -340,11 +340,10 @@ def _traits(node: str) -> Traits:
 
 
 def _no_locality() -> Problem:
-    subject = "annotation kroute.io/locality"
-    return Problem("NoLocality", subject, f"{subject} has no effect on a director, which is near no node.")
+    rest = "has no effect on a director, which is near no node."
+    return Problem.about("NoLocality", "annotation kroute.io/locality", rest)
 
 
 def _of_a_machine(address: str, owner: str) -> Problem:
-    subject = f"externalIP {address}"
-    message = f"{subject} is not served by the director: it is an address of {owner}. Choose one that no machine has."
-    return Problem("NodeAddress", subject, message)
+    rest = f"is not served by the director: it is an address of {owner}. Choose one that no machine has."
+    return Problem.about("NodeAddress", f"externalIP {address}", rest)

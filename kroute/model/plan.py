@@ -5,7 +5,7 @@ There is one `ServicePlan` for each Service, and one `NodePlan` for what depends
 
 from collections.abc import Iterable
 from enum import IntEnum, StrEnum
-from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -182,6 +182,11 @@ class Problem(NamedTuple):
     reason: str
     subject: str
     message: str
+
+    @classmethod
+    def about(cls, reason: str, subject: str, rest: str) -> Self:
+        """A problem whose message begins with its subject."""
+        return cls(reason, subject, f"{subject} {rest}")
 
 
 class Problems:

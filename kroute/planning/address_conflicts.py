@@ -139,6 +139,5 @@ class AddressClaims:
 
 def conflict(key: VirtualServerKey, holder: ObjectKey) -> Problem:
     """The Problem of a Service that asks for an address and port that `holder` has."""
-    subject = f"address {key}"
-    message = f"{subject} is not served for this Service: Service {holder} has it. Change one of the two."
-    return Problem("AddressConflict", subject, message)
+    rest = f"is not served for this Service: Service {holder} has it. Change one of the two."
+    return Problem.about("AddressConflict", f"address {key}", rest)

@@ -28,7 +28,7 @@ from kroute.model.objects import (
     Pod,
     Service,
 )
-from kroute.model.plan import NodePlan, Plan, Problem, ServicePlan, VirtualServerKey
+from kroute.model.plan import NodePlan, Plan, ServicePlan, VirtualServerKey
 from kroute.model.steps import Batch, Meter, Steps
 from kroute.planning.address_conflicts import AddressClaims, Claimant, ranked
 from kroute.planning.address_owners import API_SERVER, AddressOwners, has_family, has_node_ports
@@ -51,29 +51,24 @@ class Catalog:
 
     def __init__(self, settings: Settings, node: NodeFacts, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
-        self._node = node
-        self._interfaces = node.interfaces
-        self._api = ApiFacts(node.api_servers, node.service_ranges)
-        self._node_object: Node | None = None
+        self._own = _OwnNode(settings, node)
         self._initial_sync = InitialSync(watched(settings))
-        self._services: dict[ObjectKey, Service] = {}
+        self._services: dict[ObjectKey, _Known] = {}
         self._slices = SlicesOfServices(with_pods=settings.pod_weights)
         self._weights = WeightSources(clock)
         self._claims = AddressClaims()
         self._owners = AddressOwners(shared=settings.direct_return)
-        self._node_plan: NodePlan | None = None
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._generation = 0
         self._marked: dict[ObjectKey, bool] = {}
         """The Services to plan, in the order of their marking. The value is whether the Service's claims may have
         changed."""
         self._batch: Batch[ObjectKey, Frontends | None, ServicePlan | None] | None = None
-        self._is_node_marked = True
 
     @property
     def has_marked(self) -> bool:
         """Whether the node or a Service is to be planned now."""
-        return bool(self._is_node_marked or self._marked or self._weights.has_affected or self._batch is not None)
+        return bool(self._own.is_marked or self._marked or self._weights.has_affected or self._batch is not None)
 
     def next_due(self) -> float | None:
         """In how many seconds there is something to plan if nothing changes before; None: there will be nothing."""
@@ -86,7 +81,7 @@ class Catalog:
 
     @property
     def node(self) -> NodeFacts:
-        return self._node
+        return self._own.facts
 
     def take(self, changes: Iterable[Change]) -> None:
         """Store what the watchers saw, in order. Plans nothing."""
@@ -103,23 +98,25 @@ class Catalog:
 
     def uid_of(self, key: ObjectKey) -> str:
         """The uid of a Service; empty if no Service of that name exists."""
-        service = self._services.get(key)
-        return service.metadata.uid if service is not None else ""
+        known = self._services.get(key)
+        return known.service.metadata.uid if known is not None else ""
 
     def explaining(self, key: ObjectKey) -> Steps[ServiceView | None]:
         """Explain a Service's plan, or return None if no Service of that name exists."""
         service, slices = self.objects(key)
         if service is None:
             return None
-        frontends = frontends_of(service, self._node, self._settings, self._owners)
+        node, settings = self.node, self._settings
+        frontends = frontends_of(service, node, settings, self._owners)
         held, plan = self._claims.held_by_others(key), self._plans.get(key) or ServicePlan(key)
-        facts = yield from self._weights.facts(key, slices, self._settings.max_backends)
-        scheduling = yield from scheduling_of(service, slices, self._node, self._settings, facts)
-        return (yield from viewing_service(service, slices, self._node, frontends.served, held, plan, scheduling))
+        facts = yield from self._weights.facts(key, slices, settings.max_backends)
+        scheduling = yield from scheduling_of(service, slices, node, settings, facts)
+        return (yield from viewing_service(service, slices, node, frontends.served, held, plan, scheduling))
 
     def objects(self, key: ObjectKey) -> tuple[Service | None, tuple[BackendSlice, ...]]:
         """The Service of this name, or None, and its slices as planning reads them."""
-        return self._services.get(key), self._slices.of(key)
+        known = self._services.get(key)
+        return known.service if known is not None else None, self._slices.of(key)
 
     def holder_of(self, key: VirtualServerKey) -> ObjectKey | None:
         """The Service that has this address and port, or None."""
@@ -131,35 +128,32 @@ class Catalog:
         A family that has lost its last address keeps the address that it had: the family is served also between the end
         of one DHCP lease and the beginning of the next.
         """
-        default = {family_of(address): address for address in (*self._interfaces.default, *interfaces.default)}
-        self._interfaces = interfaces._replace(default=tuple(default.values()))
-        self._renew_node()
+        default = {family_of(address): address for address in (*self._own.interfaces.default, *interfaces.default)}
+        self._own.interfaces = interfaces._replace(default=tuple(default.values()))
+        self.set_node(self._own.renewed())
 
     def set_api(self, api: ApiFacts) -> None:
         """Take what the way to the API says now."""
-        self._api = api
-        self._renew_node()
+        self._own.api = api
+        self.set_node(self._own.renewed())
 
     def set_node(self, node: NodeFacts) -> None:
         """Plan for these facts from now on. Marks the Services that the change affects."""
-        before, self._node = self._node, node
+        before, self._own.facts = self._own.facts, node
         if node == before:
             return
-        self._is_node_marked = True
+        self._own.is_marked = True
         families = changed_families(before, node)
         if before.node_port_addresses != node.node_port_addresses:
-            self._mark(*[key for key, service in self._services.items() if has_node_ports(service)])
+            self._mark(*[key for key, known in self._services.items() if has_node_ports(known.service)])
         for family in families:
-            self._mark(*[key for key, service in self._services.items() if has_family(service, family)])
+            self._mark(*[key for key, known in self._services.items() if has_family(known.service, family)])
         if families or (before.pod_cidrs, before.service_ranges) != (node.pod_cidrs, node.service_ranges):
             self._mark(*self._owners.with_external_ips())  # their family may differ from the ClusterIPs'
         self._mark(*self._owners.naming((before.own ^ node.own) | (before.needed ^ node.needed)))
         self._mark(*self._owners.having((before.own ^ node.own) | (before.of_kernel ^ node.of_kernel)))
         if before.zone != node.zone:
             self._mark_slices(self._slices.with_hints())
-
-    def _renew_node(self) -> None:
-        self.set_node(node_facts(self._settings, self._node_object, self._interfaces, self._api))
 
     def commit(self, limit: int | None = None, work: int | None = None) -> list[Plan]:
         """Plan what is marked.
@@ -179,30 +173,16 @@ class Catalog:
         if self._weights.has_affected:
             self._mark_slices(self._weights.take_affected(self._slices.by_service))
         meter = Meter(work)
-        plans: list[Plan] = [*self._commit_node()]
+        plans: list[Plan] = []
+        if self._own.is_marked and (own := self._own.newest_plan(self._generation + 1)) is not None:
+            self._generation += 1
+            plans.append(own)
         if self._batch is None:
             self._batch = Batch(self._take_marked(limit, meter))
         if not self._batch.advance(meter, self._planning):
             return plans
         made, self._batch = self._batch.made, None
         return [*plans, *[self._keep(plan) for plan in made if plan is not None]]
-
-    def _commit_node(self) -> list[NodePlan]:
-        """Plan the node if it is marked. Returns its plan if that differs from the previous one."""
-        if not self._is_node_marked:
-            return []
-        self._is_node_marked = False
-        plan = plan_node(self._settings, self._node, self._node_problems())
-        if self._node_plan is not None and plan.same_as(self._node_plan):
-            return []
-        self._generation += 1
-        self._node_plan = plan.renewing(self._node_plan, self._generation)
-        return [self._node_plan]
-
-    def _node_problems(self) -> list[Problem]:
-        """What is wrong with the Node object."""
-        annotations = self._node_object.metadata.annotations if self._node_object is not None else None
-        return [*node_problems(self._node_object, self._settings), *unknown_annotations(annotations, "Node")]
 
     def _keep(self, plan: ServicePlan) -> ServicePlan:
         """Give the plan its generation and store it."""
@@ -223,7 +203,7 @@ class Catalog:
         match item:
             case Service():
                 key = item.key  # all indexes share this one object
-                self._services[key] = interned(item)
+                self._services[key] = _Known(interned(item))
                 self._weights.place_service(key, item)
                 self._mark(key, *self._owners.place_service(key, item))
             case EndpointSlice():
@@ -232,8 +212,8 @@ class Catalog:
                 self._mark(*self._owners.place_node(item))
                 self._weights.place_node(item.key.name, item)
                 if item.key.name == self._settings.node_name:
-                    self._node_object, self._is_node_marked = item, True  # its weight may be no longer wrong
-                    self._renew_node()
+                    self._own.item, self._own.is_marked = item, True  # its weight may be no longer wrong
+                    self.set_node(self._own.renewed())
             case Pod():
                 self._weights.place_pod(item.key, item)
             case _:
@@ -295,11 +275,13 @@ class Catalog:
 
     def _settle_claims(self, key: ObjectKey) -> tuple[Frontends | None, set[ObjectKey]]:
         """Renew the claims of a Service. Returns its frontends, and the Services that an address moves to or from."""
-        service = self._services.get(key)
-        if service is None:
+        known = self._services.get(key)
+        if known is None:
             return None, self._claims.withdraw(key)
-        frontends = frontends_of(service, self._node, self._settings, self._owners)
-        return frontends, self._claims.claim(Claimant.of(key, service), ranked(service, frontends.served))
+        service = known.service
+        known.frontends = frontends_of(service, self._own.facts, self._settings, self._owners)
+        moved = self._claims.claim(Claimant.of(key, service), ranked(service, known.frontends.served))
+        return known.frontends, moved
 
     def _planning(self, key: ObjectKey, frontends: Frontends | None) -> Steps[ServicePlan | None]:
         """Plan a Service. The result is None if the plan equals the previous one."""
@@ -311,12 +293,48 @@ class Catalog:
         return None if plan.same_as(before) else plan.renewing(before, before.generation)
 
     def _newest(self, key: ObjectKey, frontends: Frontends | None) -> Steps[ServicePlan]:
-        service, slices = self._services.get(key), self._slices.of(key)
-        if service is None:
+        known, slices = self._services.get(key), self._slices.of(key)
+        if known is None:
             return ServicePlan(key)
+        service, node, settings = known.service, self._own.facts, self._settings
         held = self._claims.held_by_others(key)
-        if frontends is None:  # the Service may have changed since its claims were settled
-            frontends = self._claims.claimed(key, frontends_of(service, self._node, self._settings, self._owners))
-        node, settings = self._node, self._settings
+        frontends = frontends or known.frontends
+        if frontends is None:  # the Service has changed since its claims were settled
+            frontends = self._claims.claimed(key, frontends_of(service, node, settings, self._owners))
         facts = yield from self._weights.facts(key, slices, settings.max_backends)
         return (yield from planning(service, slices, node, settings, held, frontends, facts, self._owners))
+
+
+class _Known(msgspec.Struct):
+    """A Service, and its frontends as its claims were last settled by; None: not since it has changed."""
+
+    service: Service
+    frontends: Frontends | None = None
+
+
+class _OwnNode:
+    """What is known of this node, and its plan."""
+
+    def __init__(self, settings: Settings, facts: NodeFacts) -> None:
+        self.facts = facts
+        self.interfaces = facts.interfaces
+        self.api = ApiFacts(facts.api_servers, facts.service_ranges)
+        self.item: Node | None = None
+        self.is_marked = True
+        self._settings = settings
+        self._plan: NodePlan | None = None
+
+    def renewed(self) -> NodeFacts:
+        """The facts by what is known now."""
+        return node_facts(self._settings, self.item, self.interfaces, self.api)
+
+    def newest_plan(self, generation: int) -> NodePlan | None:
+        """Plan the node; returns its plan if that differs from the previous one."""
+        self.is_marked = False
+        annotations = self.item.metadata.annotations if self.item is not None else None
+        problems = [*node_problems(self.item, self._settings), *unknown_annotations(annotations, "Node")]
+        plan = plan_node(self._settings, self.facts, problems)
+        if self._plan is not None and plan.same_as(self._plan):
+            return None
+        self._plan = plan.renewing(self._plan, generation)
+        return self._plan

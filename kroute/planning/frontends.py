@@ -26,6 +26,7 @@ from kroute.settings import Settings
 
 _FREE_RANGE = "Give the cluster a Service range that is free on every node."
 _IF_UNMEANT = "If this is not intended, take the address off the interface, or give the cluster a free Service range."
+_NOT_A_PORT = "is not served. Allowed: 1 to 65535."
 _SERVED = frozenset({Place.OWN, Place.VIP})
 
 
@@ -128,8 +129,7 @@ def _at_node_ports(
     addresses = [address for address in node.node_port_addresses if (":" in address) in families]
     for port in ports:
         if not 0 <= port.node_port <= 65535:
-            subject = f"nodePort {port.node_port}"
-            problems.append(Problem("InvalidPort", subject, f"{subject} is not served. Allowed: 1 to 65535."))
+            problems.append(Problem.about("InvalidPort", f"nodePort {port.node_port}", _NOT_A_PORT))
         elif port.node_port:
             for address in addresses:
                 key = VirtualServerKey(Protocol[port.protocol], address, port.node_port)
@@ -151,12 +151,12 @@ def _too_many(service: Service, node: NodeFacts, limit: int) -> Problem:
         sum(port.node_port != 0 for port in ports) * len(node.node_port_addresses) if has_node_ports(service) else 0
     )
     subject = f"{len(ports) * addresses + on_node} virtual servers"
-    message = (
-        f"{subject} are asked for: {len(ports)} ports on {addresses} addresses, and node ports. At most {limit} are "
+    rest = (
+        f"are asked for: {len(ports)} ports on {addresses} addresses, and node ports. At most {limit} are "
         f"served, ClusterIPs and node ports first, and of each kind {MOST_ADDRESSES} addresses. "
         "Split the Service, or raise --max-virtual-servers."
     )
-    return Problem("TooManyVirtualServers", subject, message)
+    return Problem.about("TooManyVirtualServers", subject, rest)
 
 
 def _by_number(service: Service, most: int, problems: Problems) -> dict[tuple[Protocol, int], ServicePort]:
@@ -166,10 +166,10 @@ def _by_number(service: Service, most: int, problems: Problems) -> dict[tuple[Pr
         protocol = Protocol.__members__.get(port.protocol)
         subject = f"port {port.port}/{shortened(port.protocol)}"
         if protocol is None:
-            message = f"{subject} is not served: the protocol is unknown. Allowed: {', '.join(Protocol.__members__)}."
-            problems.append(Problem("InvalidPort", subject, message))
+            rest = f"is not served: the protocol is unknown. Allowed: {', '.join(Protocol.__members__)}."
+            problems.append(Problem.about("InvalidPort", subject, rest))
         elif not 1 <= port.port <= 65535:
-            problems.append(Problem("InvalidPort", subject, f"{subject} is not served. Allowed: 1 to 65535."))
+            problems.append(Problem.about("InvalidPort", subject, _NOT_A_PORT))
         elif (protocol, port.port) in ports:
             message = f"{subject} occurs twice; the first, {quoted(ports[protocol, port.port].name)}, serves."
             problems.append(Problem("DuplicatePort", subject, message))
@@ -246,14 +246,10 @@ def _allowed(kind: Kind, settings: Settings) -> Allowed:
 
 
 def _problem(kind: Kind, written: str, name: str, reason: str) -> Problem:
-    subject = f"{kind.value} {quoted(written)}"
     name = f"Invalid{kind.value[0].upper()}{kind.value[1:]}" if name == "Invalid" else name
-    return Problem(name, subject, f"{subject} {reason}")
+    return Problem.about(name, f"{kind.value} {quoted(written)}", reason)
 
 
 def _protected(kind: Kind, address: str, port: int) -> Problem:
-    subject = f"{kind.value} {address} port {port}"
-    message = (
-        f"{subject} is not served: the address is this node's own, and --protected-ports keeps that port for the node."
-    )
-    return Problem("ProtectedPort", subject, message)
+    rest = "is not served: the address is this node's own, and --protected-ports keeps that port for the node."
+    return Problem.about("ProtectedPort", f"{kind.value} {address} port {port}", rest)

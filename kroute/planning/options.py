@@ -154,8 +154,8 @@ def apply(
         value = annotations[name].strip()
         options, complaint = row.apply(options, value)
         if complaint is not None:
-            subject = f"annotation {name}={shortened(value)}"
-            problems.append(Problem("InvalidAnnotation", subject, f"{subject} {complaint}. Allowed: {row.allowed}."))
+            subject, rest = f"annotation {name}={shortened(value)}", f"{complaint}. Allowed: {row.allowed}."
+            problems.append(Problem.about("InvalidAnnotation", subject, rest))
     return options, problems
 
 

@@ -21,23 +21,21 @@ def plan_node(settings: Settings, node: NodeFacts, known: Iterable[Problem] = ()
 def node_problems(node: Node | None, settings: Settings) -> list[Problem]:
     """What is wrong with the Node object of an agent's own node."""
     if node is None:
-        subject = f"Node {settings.node_name}"
-        message = (
-            f"{subject} does not exist yet: its zone and podCIDRs are not known, and its addresses are those of the "
-            "default routes' interfaces. All else is served. Check --node-name if the Node has another name."
+        rest = (
+            "does not exist yet: its zone and podCIDRs are not known, and its addresses are those of the default "
+            "routes' interfaces. All else is served. Check --node-name if the Node has another name."
         )
-        return [Problem("NodeNotFound", subject, message)]
+        return [Problem.about("NodeNotFound", f"Node {settings.node_name}", rest)]
     weight, refused = weight_of(node.metadata)
     if refused:
         message = f"{refused}: no weight; the real servers of Node {node.key.name} weigh 1. Allowed: 0 to 65535."
         return [Problem("InvalidWeight", refused, message)]
     if weight > 1 and settings.scheduler in IGNORE_WEIGHTS:
-        subject = f"weight {weight} of Node {node.key.name}"
-        message = (
-            f"{subject} has no effect on Services with the scheduler {settings.scheduler}, which is --scheduler's. "
+        rest = (
+            f"has no effect on Services with the scheduler {settings.scheduler}, which is --scheduler's. "
             f"Take one that divides connections by weight: {', '.join(BY_SHARE)}."
         )
-        return [Problem("SchedulerIgnoresWeights", subject, message)]
+        return [Problem.about("SchedulerIgnoresWeights", f"weight {weight} of Node {node.key.name}", rest)]
     return []
 
 
@@ -54,9 +52,8 @@ def _pod_networks(settings: Settings, node: NodeFacts, problems: list[Problem]) 
         try:
             found = network(cidr)
         except ValueError:
-            subject = f"podCIDR {quoted(cidr)}"
-            message = f"{subject} of Node {node.name} is not a network; pods in it count as clients outside."
-            problems.append(Problem("InvalidPodCIDR", subject, message))
+            rest = f"of Node {node.name} is not a network; pods in it count as clients outside."
+            problems.append(Problem.about("InvalidPodCIDR", f"podCIDR {quoted(cidr)}", rest))
             continue
         # Not every type of ipset accepts a /0.
         yield from map(str, found.subnets() if found.prefixlen == 0 else [found])

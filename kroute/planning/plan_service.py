@@ -307,17 +307,14 @@ def _affinity_timeout(service: Service, problems: Problems) -> int:
         return DEFAULT_AFFINITY_TIMEOUT
     if not 1 <= timeout <= MAX_PERSISTENCE_TIMEOUT:
         subject = f"sessionAffinityConfig.clientIP.timeoutSeconds {timeout}"
-        message = (
-            f"{subject} is out of range; {DEFAULT_AFFINITY_TIMEOUT} serves. "
-            f"Allowed: 1 to {MAX_PERSISTENCE_TIMEOUT} seconds."
-        )
-        problems.append(Problem("InvalidSessionAffinity", subject, message))
+        rest = f"is out of range; {DEFAULT_AFFINITY_TIMEOUT} serves. Allowed: 1 to {MAX_PERSISTENCE_TIMEOUT} seconds."
+        problems.append(Problem.about("InvalidSessionAffinity", subject, rest))
         return DEFAULT_AFFINITY_TIMEOUT
     return timeout
 
 
 def too_many_backends(left_out: int, most: int) -> Problem:
     """The Problem of a Service that asks for so many more than `--max-backends`."""
-    subject = f"{left_out} real servers"
     beyond = f"beyond the first {most} are not served, with the virtual servers that have them"
-    return Problem("TooManyBackends", subject, f"{subject} {beyond}. Split the Service, or raise --max-backends.")
+    rest = f"{beyond}. Split the Service, or raise --max-backends."
+    return Problem.about("TooManyBackends", f"{left_out} real servers", rest)

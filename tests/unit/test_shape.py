@@ -30,13 +30,11 @@ NAMED_TUPLE_METHODS = {"_asdict", "_fields", "_make", "_replace"}
 MANY_ATTRIBUTES: dict[str, int] = {
     "agent: Agent": 21,
     "controllers: NodeControllers": 13,
-    "controllers: Pods": 13,
     "director: DirectRouting": 15,
     "director: Director": 20,
     "director: DirectorAddresses": 13,
     "director: DirectorCatalog": 19,
     "director: Election": 21,
-    "planning: Catalog": 17,
     "reconcile: Controller": 13,
     "reconcile: Ledger": 17,
     "watchers: HttpClient": 13,

@@ -173,10 +173,9 @@ class EffectiveWeights:
             hold=hold,
         )
         if is_out:
-            subject = f"{endpoint} of {key}"
-            message = f"{subject} gets no new connections on this node for {hold:.0f} s: {why}."
+            rest = f"gets no new connections on this node for {hold:.0f} s: {why}."
             for owner in owners:
-                self._report(owner, Problem(EJECTED, subject, message))
+                self._report(owner, Problem.about(EJECTED, f"{endpoint} of {key}", rest))
 
 
 async def _load() -> "Confirmations":

@@ -71,7 +71,7 @@ _SIZES = {False: _Sizes(40, 28), True: _Sizes(60, 48)}
 """By whether it is IPv6."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class FaultReport(msgspec.Struct, frozen=True):
     """Why a real server is taken to have failed."""
 
     fault: Fault
@@ -175,20 +175,22 @@ class Evidence:
         fault = fault_between(before, after, is_ipv6=self._is_ipv6, are_open=False)
         return passed is not None and fault is None and was is not Fault.UNREACHABLE
 
-    def failing(self, candidates: Collection[RealServerKey], after: float, now: float) -> dict[RealServerKey, Finding]:
+    def failing(
+        self, candidates: Collection[RealServerKey], after: float, now: float
+    ) -> dict[RealServerKey, FaultReport]:
         """Those candidates that have not answered for `after` seconds, the longest first.
 
         None of them if fewer others have accepted connections meanwhile: then it may be the clients' fault, or that of
         a network policy, and all real servers are alike.
         """
         suspects = {server: self._suspicions[server] for server in candidates if server in self._suspicions}
-        found: dict[RealServerKey, Finding] = {}
+        found: dict[RealServerKey, FaultReport] = {}
         for server, (since, before) in sorted(suspects.items(), key=lambda suspect: suspect[1].since):
             fault = fault_between(before, self._seen[server], is_ipv6=self._is_ipv6)
             connections = self._seen[server].traffic.connections - before.traffic.connections
             others = sum(since <= self._accepted.get(server, 0.0) for server in candidates if server not in suspects)
             if fault and now - since >= after and connections >= LEAST_CONNECTIONS and others >= len(suspects):
-                found[server] = Finding(fault, connections, now - since)
+                found[server] = FaultReport(fault, connections, now - since)
         return found
 
     def _compare(self, server: RealServerKey, before: RealServerTraffic, after: RealServerTraffic, now: float) -> None:

@@ -110,10 +110,9 @@ def _is_own(name: str) -> bool:
 
 
 def _problem(name: str, kind: Annotated) -> Problem:
-    subject = f"annotation {name}"
     place = _BELONGS.get(name)
     wrong = f"is for {place} and has no effect on a {kind}" if place else "is not known and has no effect"
-    return Problem(_REASON, subject, f"{subject} {wrong}. {_advice(name, kind)}")
+    return Problem.about(_REASON, f"annotation {name}", f"{wrong}. {_advice(name, kind)}")
 
 
 @lru_cache(maxsize=256)

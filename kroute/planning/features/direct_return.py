@@ -19,7 +19,7 @@ _NOT_OBEYED = " is not obeyed: "
 _BY_TRANSLATION = "; nodes serve by address translation there"
 
 
-class DirectReturn(FeatureStep):
+class DirectReturnStep(FeatureStep):
     """Direct return of one Service whose annotation asks for it. Everything that prevents it is one Problem.
 
     `vips` are the addresses of which at least one port is answered directly.
@@ -95,13 +95,13 @@ class DirectReturn(FeatureStep):
         return bool(found)
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _TunnelAsked(msgspec.Struct, frozen=True):
     """The Service asks for direct return."""
 
 
-def begin(inputs: PlanInputs) -> DirectReturn | None:
+def begin(inputs: PlanInputs) -> DirectReturnStep | None:
     """The step of a Service that asks for direct return."""
-    return DirectReturn(inputs) if inputs.options.of(_Asked) is not None else None
+    return DirectReturnStep(inputs) if inputs.options.of(_TunnelAsked) is not None else None
 
 
 def forwarding_of(frontend: Frontend, plan: ServicePlan) -> str:
@@ -120,7 +120,7 @@ def forwarding_of(frontend: Frontend, plan: ServicePlan) -> str:
 def _apply(options: Options, value: str) -> Applied:
     if value != "tunnel":
         return options, "is no way of direct return; nodes serve by address translation"
-    return options.asking(_Asked()), None
+    return options.asking(_TunnelAsked()), None
 
 
 _ROW = Annotation(

@@ -63,8 +63,8 @@ class SourceRanges(FeatureStep):
         if self._left_out:
             subject = f"{self._left_out} loadBalancerSourceRanges times ports"
             beyond = f"beyond the first {MOST_RANGE_ENTRIES} are not served, with the ports that have them"
-            message = f"{subject} {beyond}. Join networks, or split the Service."
-            self._inputs.problems.put_first(Problem("TooManySourceRanges", subject, message))
+            rest = f"{beyond}. Join networks, or split the Service."
+            self._inputs.problems.put_first(Problem.about("TooManySourceRanges", subject, rest))
 
     def _networks(self, frontend: Frontend) -> tuple[str, ...] | None:
         """The networks of the clients that are let in; None lets in all."""
@@ -90,7 +90,8 @@ def source_ranges(service: Service, families: Collection[Family], problems: Prob
     if not written or not families:
         return {}
     if (count := len(written)) > MOST_RANGES:
-        problems.append(_too_many(count))
+        rest = f"are too many: only the first {MOST_RANGES} admit clients. Join networks."
+        problems.append(Problem.about("TooManySourceRanges", f"{count} loadBalancerSourceRanges", rest))
     parsed = [_parse(text.strip(), problems) for text in written[:MOST_RANGES]]
     networks = list(dict.fromkeys(filter(None, parsed)))
     is_understood = None not in parsed and count <= MOST_RANGES
@@ -118,9 +119,8 @@ def _parse(text: str, problems: Problems) -> str | None:
     with suppress(ValueError):
         if not _is_mapped(found := network(text)):
             return str(found)
-    subject = f"loadBalancerSourceRanges {quoted(text)}"
-    message = f"{subject} is not a network and admits no client. Write ADDRESS/PREFIX, for example 10.0.0.0/8."
-    problems.append(Problem("InvalidSourceRange", subject, message))
+    rest = "is not a network and admits no client. Write ADDRESS/PREFIX, for example 10.0.0.0/8."
+    problems.append(Problem.about("InvalidSourceRange", f"loadBalancerSourceRanges {quoted(text)}", rest))
     return None
 
 
@@ -137,16 +137,9 @@ def _is_mapped(found: object) -> bool:
 
 
 def _not_restricted(family: Family) -> Problem:
-    subject = "spec.loadBalancerSourceRanges"
     closed = "::1/128" if family is Family.IPV6 else "127.0.0.1/32"
-    message = (
-        f"{subject} has no {family.value} network, so {family.value} clients are not restricted, as with kube-proxy. "
+    rest = (
+        f"has no {family.value} network, so {family.value} clients are not restricted, as with kube-proxy. "
         f"Write the {family.value} networks that may call, or {closed} for none."
     )
-    return Problem("SourceRangesOfOneFamily", subject, message)
-
-
-def _too_many(count: int) -> Problem:
-    subject = f"{count} loadBalancerSourceRanges"
-    message = f"{subject} are too many: only the first {MOST_RANGES} admit clients. Join networks."
-    return Problem("TooManySourceRanges", subject, message)
+    return Problem.about("SourceRangesOfOneFamily", "spec.loadBalancerSourceRanges", rest)

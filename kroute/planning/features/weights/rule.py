@@ -307,6 +307,5 @@ def problems_of(weighing: Weighing) -> list[Problem]:
 
 
 def _ignored(scheduler: str, what: str) -> Problem:
-    subject = f"scheduler {scheduler}"
-    message = f"{subject} {what}. Choose one that divides connections by weight: {', '.join(BY_SHARE)}."
-    return Problem("SchedulerIgnoresWeights", subject, message)
+    rest = f"{what}. Choose one that divides connections by weight: {', '.join(BY_SHARE)}."
+    return Problem.about("SchedulerIgnoresWeights", f"scheduler {scheduler}", rest)
