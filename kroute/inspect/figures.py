@@ -3,7 +3,6 @@
 Metrics, `kroute status` of an agent or a director, the status page and `kroute show services` count with it.
 """
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import ClassVar, NamedTuple, Self
 
@@ -17,7 +16,6 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan, VirtualServer
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.comparison.virtual_servers import (
-    TAKES_CONNECTIONS,
     Condition,
     condition_of,
     count_ejected,
@@ -175,13 +173,12 @@ def list_services(snapshot: Snapshot) -> ServiceList:
     figures: dict[str, Figures] = {}
     problems: dict[str, list[str]] = {}
     for server in snapshot.virtual_servers:
-        states = Counter(real.state for real in server.real_servers)
         of_server = Figures(
             virtual_servers=1,
             refusing=int(server.state == Condition.REFUSING),
             missing=int(server.state == Condition.MISSING),
-            serving=sum(states[state] for state in TAKES_CONNECTIONS),
-            missing_real_servers=states[Condition.MISSING],
+            serving=server.serving,
+            missing_real_servers=sum(real.state == Condition.MISSING for real in server.real_servers),
             active=server.active,
             inactive=server.inactive,
         )

@@ -13,6 +13,7 @@ from kroute.model.addresses import host_port
 from kroute.model.document import Document, View
 from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer
 from kroute.reconcile.comparison.virtual_servers import (
+    TAKES_CONNECTIONS,
     Condition,
     condition_of,
     is_climbing,
@@ -87,14 +88,19 @@ class VirtualServerRow(View):
         return Protocol[self.protocol], self.address, self.port
 
     @property
+    def serving(self) -> int:
+        """The number of real servers that take new connections."""
+        return sum(real.state in TAKES_CONNECTIONS for real in self.real_servers)
+
+    @property
     def active(self) -> int:
         """The number of established connections."""
-        return sum(each.active for each in self.real_servers)
+        return sum(real.active for real in self.real_servers)
 
     @property
     def inactive(self) -> int:
         """The number of connections that begin or end, and of UDP flows."""
-        return sum(each.inactive for each in self.real_servers)
+        return sum(real.inactive for real in self.real_servers)
 
 
 class ProblemRow(View):

@@ -25,7 +25,6 @@ from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey
 from kroute.model.addresses import host_port
 from kroute.model.document import Document, View, encode
-from kroute.reconcile.comparison.virtual_servers import TAKES_CONNECTIONS
 
 _HEADINGS = ("Service", "Virtual server", "Real servers", "Active", "Inactive", "New/s", "Packets/s", "In/s", "Out/s")
 
@@ -144,7 +143,7 @@ def rates(before: Sample, after: Sample, order: str = ORDER) -> RateList:
                 row.protocol,
                 row.address,
                 row.port,
-                sum(server.state in TAKES_CONNECTIONS for server in row.real_servers),
+                row.serving,
                 row.active,
                 row.inactive,
                 connections=moved.connections,
