@@ -19,7 +19,7 @@ test: ## run every test, also those that send packets
 
 unit: ## run the tests that need no kernel and no browser, with a tenth of the examples of each property
 	@scripts/setup unit
-	@$(PYTEST) -o testpaths=tests/unit -n $$(( 1 + $$(nproc) )) --dist worksteal --hypothesis-profile quick -m 'not lab and not browser and not machine and not shells and not prometheus and not release' $(ARGS)
+	@$(PYTEST) -o testpaths=tests/unit -n $$(nproc) --dist worksteal --hypothesis-profile quick -m 'not lab and not browser and not machine and not shells and not prometheus and not release' $(ARGS)
 
 fuzz: ## run the tests with hostile bytes and objects at length (EXAMPLES of each property; 10000 if not given)
 	@scripts/setup unit

@@ -56,9 +56,9 @@ def test_the_component_adds_them(tmp_path: object) -> None:
     assert {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "DaemonSet"} <= kinds
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, them in samples.VALUES.items() for value in them])
-def test_a_value_is_admitted_if_kroute_obeys_it(name: str, value: str) -> None:
-    assert admits(name, value) is not bool(complaints(name, value))
+def test_a_value_is_admitted_if_kroute_obeys_it() -> None:
+    values = [(name, value) for name, them in samples.VALUES.items() for value in them]
+    assert [case for case in values if admits(*case) is bool(complaints(*case))] == []
 
 
 @pytest.mark.parametrize("name", NAMES)

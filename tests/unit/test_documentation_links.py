@@ -1,11 +1,11 @@
 """Every link of the pages leads somewhere: on a code host, which shows the files as they lie here."""
 
 import re
+from functools import cache
 from pathlib import Path
 
-import pytest
-
 from kroute import __version__
+from tests.unit.each import assert_each
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -19,6 +19,7 @@ def without_code(text: str) -> str:
     return re.sub(r"`[^`\n]*`", lambda code: "`" + re.sub(r"[\[\]()]", "", code[0]) + "`", text)
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """Return the anchors that a code host gives the page's headings: small letters, no punctuation, `-` for a blank."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -26,15 +27,17 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
-    for link in LINK.findall(without_code(page.read_text())):
-        if re.match(r"[a-z]+:", link):
-            continue
+def test_every_link_leads_to_a_file_and_a_heading() -> None:
+    links = [(page, link) for page in PAGES for link in LINK.findall(without_code(page.read_text()))]
+
+    def check(case: tuple[Path, str]) -> None:
+        page, link = case
         path, _, anchor = link.partition("#")
         target = (page.parent / path) if path else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+        assert target.exists()
+        assert not anchor or anchor in anchors(target)
+
+    assert_each([case for case in links if not re.match(r"[a-z]+:", case[1])], check)
 
 
 def test_the_readme_is_short_and_names_the_version() -> None:
@@ -56,11 +59,14 @@ def test_the_site_has_every_page() -> None:
     assert sorted(in_menu) == sorted(page.name for page in PAGES if page.name != "README.md")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_a_list_or_table_has_a_blank_line_before_it(page: Path) -> None:
+def test_a_list_or_table_has_a_blank_line_before_it() -> None:
     """Python-Markdown, which makes the site, would take it for text of the paragraph."""
-    before = ""
-    for line in re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL).splitlines():
-        if re.match(r"- |\d+\. |\|", line):
-            assert re.match(r"- |\d+\. |\||  |#|<!--|$", before), line
-        before = line
+
+    def check(page: Path) -> None:
+        before = ""
+        for line in re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL).splitlines():
+            if re.match(r"- |\d+\. |\|", line):
+                assert re.match(r"- |\d+\. |\||  |#|<!--|$", before), line
+            before = line
+
+    assert_each(PAGES, check)

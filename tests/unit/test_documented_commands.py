@@ -21,6 +21,7 @@ from tests.lab.chart import helm
 from tests.lab.manifests import KUSTOMIZE, kustomizations, render, the
 from tests.lab.objects import Object
 from tests.unit.documented_commands import PAGES, ROOT, Command, commands
+from tests.unit.each import assert_each
 from tests.unit.kubernetes_schemas import validate
 
 BIN = Path(sys.executable).parent
@@ -135,9 +136,8 @@ def test_every_line_that_looks_like_a_command_was_collected() -> None:
         assert sum(word in known for word in lines) <= len(collected), page
 
 
-@pytest.mark.parametrize("command", WHOLE, ids=str)
-def test_every_command_has_a_test_that_runs_it_or_a_reason(command: Command) -> None:
-    assert verb(command) in RUN_BY
+def test_every_command_has_a_test_that_runs_it_or_a_reason() -> None:
+    assert [str(command) for command in WHOLE if verb(command) not in RUN_BY] == []
 
 
 def test_the_table_names_commands_of_the_pages_and_tests_that_exist() -> None:
@@ -147,15 +147,18 @@ def test_the_table_names_commands_of_the_pages_and_tests_that_exist() -> None:
             assert row.split()[-1] in (ROOT / test).read_text(), row
 
 
-@pytest.mark.parametrize("command", of("kroute"), ids=str)
-def test_kroute_takes_every_flag_and_value(command: Command, tmp_path: Path) -> None:
-    name, *arguments = [existing(EXAMPLES.get(word, word), tmp_path) for word in command.words[1:]]
-    assert name in COMMANDS
-    complaint = complaint_of(name, arguments)
-    if command.is_whole:
-        assert complaint is None
-    else:  # in a sentence it may lack its arguments
-        assert complaint is None or isinstance(complaint, click.MissingParameter | click.BadOptionUsage)
+def test_kroute_takes_every_flag_and_value(tmp_path_factory: pytest.TempPathFactory) -> None:
+    def check(command: Command) -> None:
+        directory = tmp_path_factory.mktemp("paths")
+        name, *arguments = [existing(EXAMPLES.get(word, word), directory) for word in command.words[1:]]
+        assert name in COMMANDS
+        complaint = complaint_of(name, arguments)
+        if command.is_whole:
+            assert complaint is None
+        else:  # in a sentence it may lack its arguments
+            assert complaint is None or isinstance(complaint, click.MissingParameter | click.BadOptionUsage)
+
+    assert_each(of("kroute"), check)
 
 
 def complaint_of(name: str, arguments: list[str]) -> click.UsageError | None:
@@ -196,39 +199,44 @@ def output_of(program: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", [it for it in of("kubectl") if verb(it) == "kubectl kroute"], ids=str)
-def test_the_plugin_takes_every_flag_and_value(command: Command) -> None:
-    name, *arguments = [EXAMPLES.get(word, word) for word in command.words[2:]]
-    plugin.commands[name].make_context(name, arguments)
+def test_the_plugin_takes_every_flag_and_value() -> None:
+    def check(command: Command) -> None:
+        name, *arguments = [EXAMPLES.get(word, word) for word in command.words[2:]]
+        plugin.commands[name].make_context(name, arguments)
+
+    assert_each([command for command in of("kubectl") if verb(command) == "kubectl kroute"], check)
 
 
-@pytest.mark.parametrize(
-    "command", [it for it in (*of("kubectl"), *of("helm")) if verb(it) != "kubectl kroute"], ids=str
-)
-def test_kubectl_and_helm_have_every_verb_and_flag(command: Command) -> None:
-    program, name = verb(command).split()
-    verbs = (name, command.words[command.words.index(name) + 1]) if name in {"rollout", "top"} else (name,)
-    text = help_of(program, *verbs)
-    assert f"{program} {' '.join(verbs)}" in text
-    own = command.words[: command.words.index("--")] if "--" in command.words else command.words
-    for flag in (word for word in own if word.startswith("-")):
-        assert re.search(rf"(?<![\w-]){re.escape(flag.partition('=')[0])}(?![\w-])", text), flag
+def test_kubectl_and_helm_have_every_verb_and_flag() -> None:
+    def check(command: Command) -> None:
+        program, name = verb(command).split()
+        verbs = (name, command.words[command.words.index(name) + 1]) if name in {"rollout", "top"} else (name,)
+        text = help_of(program, *verbs)
+        assert f"{program} {' '.join(verbs)}" in text
+        own = command.words[: command.words.index("--")] if "--" in command.words else command.words
+        for flag in (word for word in own if word.startswith("-")):
+            assert re.search(rf"(?<![\w-]){re.escape(flag.partition('=')[0])}(?![\w-])", text), flag
+
+    assert_each([command for command in (*of("kubectl"), *of("helm")) if verb(command) != "kubectl kroute"], check)
 
 
-@pytest.mark.parametrize("command", of("kubectl"), ids=str)
-def test_what_kubectl_is_asked_for_is_in_the_manifests(command: Command) -> None:
-    objects = [it for name in kustomizations() for it in render(KUSTOMIZE / name)]
-    made = {(it["kind"].lower(), it["metadata"]["name"]) for it in objects}
-    words = " ".join(command.words)
-    for kind, name in re.findall(r"\b(daemonset|ds|secret|lease)[/ ](kroute[\w-]*)", words):
-        assert ({"ds": "daemonset"}.get(kind, kind), name) in made
-    for label in re.findall(r"(?:-l|--selector) (\S+)=(\S+)", words):
-        pods = [it["spec"]["template"] for it in objects if "template" in it.get("spec", {})]
-        assert any(pod["metadata"]["labels"].get(label[0]) == label[1] for pod in pods)
-    for flag, path in re.findall(r"(-k|-f) (\S+)", words):
-        assert path in {".", "OVERLAY", "-"} or (
-            path.removeprefix("deploy/kustomize/") in kustomizations() if flag == "-k" else (ROOT / path).is_file()
-        )
+def test_what_kubectl_is_asked_for_is_in_the_manifests() -> None:
+    objects = [item for name in kustomizations() for item in render(KUSTOMIZE / name)]
+    made = {(item["kind"].lower(), item["metadata"]["name"]) for item in objects}
+    pods = [item["spec"]["template"] for item in objects if "template" in item.get("spec", {})]
+
+    def check(command: Command) -> None:
+        words = " ".join(command.words)
+        for kind, name in re.findall(r"\b(daemonset|ds|secret|lease)[/ ](kroute[\w-]*)", words):
+            assert ({"ds": "daemonset"}.get(kind, kind), name) in made
+        for label in re.findall(r"(?:-l|--selector) (\S+)=(\S+)", words):
+            assert any(pod["metadata"]["labels"].get(label[0]) == label[1] for pod in pods)
+        for flag, path in re.findall(r"(-k|-f) (\S+)", words):
+            assert path in {".", "OVERLAY", "-"} or (
+                path.removeprefix("deploy/kustomize/") in kustomizations() if flag == "-k" else (ROOT / path).is_file()
+            )
+
+    assert_each(of("kubectl"), check)
 
 
 @pytest.mark.parametrize("command", [it for it in of("kubectl") if verb(it) == "kubectl patch"], ids=str)
@@ -286,20 +294,24 @@ def test_a_test_that_a_page_runs_is_there(command: Command) -> None:
     assert (Path(__file__).parents[2] / file).is_file()
 
 
-@pytest.mark.parametrize("command", [*of("cp"), *of("/opt/kroute/bin/pip")], ids=str)
-def test_files_of_the_repository_and_of_a_release_have_the_names_in_the_page(command: Command) -> None:
-    for path in (word for word in command.words if word.startswith(("deploy/", "requirements/"))):
-        assert (ROOT / path).is_file()
-    for name in (word for word in command.words if word.endswith(".whl")):
-        assert name == f"kroute-{__version__}-py3-none-any.whl"
+def test_files_of_the_repository_and_of_a_release_have_the_names_in_the_page() -> None:
+    def check(command: Command) -> None:
+        for path in (word for word in command.words if word.startswith(("deploy/", "requirements/"))):
+            assert (ROOT / path).is_file()
+        for name in (word for word in command.words if word.endswith(".whl")):
+            assert name == f"kroute-{__version__}-py3-none-any.whl"
+
+    assert_each([*of("cp"), *of("/opt/kroute/bin/pip")], check)
 
 
-@pytest.mark.parametrize("command", [*of("docker"), *of("make")], ids=str)
-def test_docker_and_make_find_the_files_and_targets(command: Command) -> None:
-    words = " ".join(command.words)
-    for path in re.findall(r"--file (\S+)", words):
-        assert (ROOT / path).is_file()
-    for version in re.findall(r"kroute:(\S+)", words):
-        assert version == __version__
-    for target in re.findall(r"^make ([a-z]+)", words):
-        assert re.search(rf"^{target}:.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+def test_docker_and_make_find_the_files_and_targets() -> None:
+    def check(command: Command) -> None:
+        words = " ".join(command.words)
+        for path in re.findall(r"--file (\S+)", words):
+            assert (ROOT / path).is_file()
+        for version in re.findall(r"kroute:(\S+)", words):
+            assert version == __version__
+        for target in re.findall(r"^make ([a-z]+)", words):
+            assert re.search(rf"^{target}:.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+    assert_each([*of("docker"), *of("make")], check)

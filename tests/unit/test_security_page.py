@@ -11,6 +11,7 @@ import yaml
 
 from kroute.checks.preflight import DIRECTOR, NODE, of_firewall
 from kroute.cli.main import load
+from tests.unit.each import assert_each
 from tests.unit.kubernetes_schemas import validate
 
 ROOT = Path(__file__).parents[2]
@@ -63,15 +64,18 @@ def test_every_row_of_the_limits_can_be_checked() -> None:
     assert len(LIMITS) == section("Limits").count("\n| ") - 1
 
 
-@pytest.mark.parametrize(("what", "number", "unit", "name", "file"), LIMITS, ids=[row[0] for row in LIMITS])
-def test_a_limit_is_that_of_the_code(what: str, number: str, unit: str, name: str, file: str) -> None:
-    limit = int(number.replace(",", "")) * UNITS[unit]
-    if file:
-        module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-        assert limit == attrgetter(name)(module), what
-    else:
-        [option] = [it for it in load("run").params if name in it.opts]
-        assert limit == int(option.default), what
+def test_each_limit_is_that_of_the_code() -> None:
+    def check(row: tuple[str, str, str, str, str]) -> None:
+        _, number, unit, name, file = row
+        limit = int(number.replace(",", "")) * UNITS[unit]
+        if file:
+            module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+            assert limit == attrgetter(name)(module)
+        else:
+            [option] = [it for it in load("run").params if name in it.opts]
+            assert limit == int(option.default)
+
+    assert_each(LIMITS, check, name=lambda row: row[0])
 
 
 def test_an_attempt_has_a_test() -> None:

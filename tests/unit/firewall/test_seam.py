@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import kroute
 from kroute.settings import FIREWALLS
+from tests.unit.each import assert_each
 
 PACKAGE = Path(kroute.__file__).parent
 KNOW_THE_TOOLS = (
@@ -70,18 +69,23 @@ def words(tree: ast.Module) -> Iterator[str]:
             yield node.id
 
 
-@pytest.mark.parametrize("name", [it for it in ABOVE if not it.startswith(WIRING)])
-def test_nothing_above_the_firewall_imports_the_tools_or_uses_their_words(name: str) -> None:
-    tree = parsed(name)
-    assert [it for it in imports(tree) if TOOLS.match(it)] == []
-    may_say = FIREWALLS if name == THE_SETTING else ()
-    assert [it for it in words(tree) if WORDS.search(it) and it not in may_say] == []
+def test_nothing_above_the_firewall_imports_the_tools_or_uses_their_words() -> None:
+    def check(name: str) -> None:
+        tree = parsed(name)
+        assert [it for it in imports(tree) if TOOLS.match(it)] == []
+        may_say = FIREWALLS if name == THE_SETTING else ()
+        assert [it for it in words(tree) if WORDS.search(it) and it not in may_say] == []
+
+    assert_each([name for name in ABOVE if not name.startswith(WIRING)], check)
 
 
-@pytest.mark.parametrize("name", [it for it in ABOVE if it.startswith(WIRING) and it != "firewall/backend.py"])
-def test_the_wiring_names_the_clients_and_no_backend(name: str) -> None:
+def test_the_wiring_names_the_clients_and_no_backend() -> None:
     backends = tuple(f"kroute.firewall.{it}" for it in FIREWALLS)
-    assert [it for it in imports(parsed(name)) if it.startswith(backends)] == []
+
+    def check(name: str) -> None:
+        assert [it for it in imports(parsed(name)) if it.startswith(backends)] == []
+
+    assert_each([name for name in ABOVE if name.startswith(WIRING) and name != "firewall/backend.py"], check)
 
 
 def test_the_exemptions_exist() -> None:

@@ -16,6 +16,7 @@ from kroute.migration.kube_proxy_configuration import UNUSED, USED
 from kroute.planning.features import ANNOTATION_NAMES
 from kroute.settings import Settings
 from tests.unit.command_line import exit_code
+from tests.unit.each import assert_each
 
 NAMES = Path(__file__).parent / "names"
 DOCS = Path(__file__).parents[3] / "docs"
@@ -86,24 +87,25 @@ def test_the_defaults_of_the_proxy_are_accepted_all_at_once(
     assert exit_code("migrate", "--from", proxy, *[it for it in given if it.split("=")[0] not in OWN], "--help") == 0
 
 
-@pytest.mark.parametrize(
-    ("proxy", "name"), [(table.proxy, name) for table in flag_tables() for name in sorted(table.flags)], ids="{}".format
-)
 def test_a_flag_that_is_not_honoured_takes_what_asks_for_nothing_and_says_why(
-    proxy: str, name: str, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    flag = TABLE_OF[proxy].flags[name]
-    if flag.outcome is Treatment.HONOURED or name in EVERY_VALUE:
-        assert translated([f"--{name}={flag.default}"], OWN) is not None
-        return
-    assert translated([f"--{name}={flag.default}"], OWN) == []
-    if flag.is_switch and flag.default == "true" and name not in ALWAYS_ON:
-        assert translated([f"--{name}=false"], OWN) == []
-        return
-    other = "false" if name in ALWAYS_ON else "true" if flag.is_switch else "strange"
-    assert exit_code("run", f"--{name}={other}") == USAGE
-    assert f"--{name} is kube-" in (error := capsys.readouterr().err)
-    assert error.count("\n") == 1
+    def check(case: tuple[str, str]) -> None:
+        proxy, name = case
+        flag = TABLE_OF[proxy].flags[name]
+        if flag.outcome is Treatment.HONOURED or name in EVERY_VALUE:
+            assert translated([f"--{name}={flag.default}"], OWN) is not None
+            return
+        assert translated([f"--{name}={flag.default}"], OWN) == []
+        if flag.is_switch and flag.default == "true" and name not in ALWAYS_ON:
+            assert translated([f"--{name}=false"], OWN) == []
+            return
+        other = "false" if name in ALWAYS_ON else "true" if flag.is_switch else "strange"
+        assert exit_code("run", f"--{name}={other}") == USAGE
+        assert f"--{name} is kube-" in (error := capsys.readouterr().err)
+        assert error.count("\n") == 1
+
+    assert_each([(table.proxy, name) for table in flag_tables() for name in sorted(table.flags)], check)
 
 
 @pytest.mark.parametrize(

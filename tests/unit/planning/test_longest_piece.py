@@ -126,10 +126,10 @@ class Cluster:
         """None of the pieces takes as long as the unit. On a busy machine one of them may."""
         found = []
         for _ in range(ATTEMPTS):
-            self.pieces(self.service({}))
             found.append([max(self.pieces(it), default=0.0) / self.unit for it in changed])
             if max(found[-1]) < 1:
                 return
+            self.pieces(self.service({}))
         pytest.fail(f"longest pieces, in units of {self.unit:.3f} s: {found}")
 
 
@@ -167,5 +167,5 @@ def test_nodes_and_pods_that_change(cluster: Cluster) -> None:
 
 def test_an_explanation(cluster: Cluster) -> None:
     cluster.pieces(cluster.service({name: AT_ITS_LIMITS[name] for name in ("kroute.io/weights", "kroute.io/locality")}))
-    longest = [max(cluster.pieces_of_explaining()) / cluster.unit for _ in range(ATTEMPTS)]
-    assert min(longest) < 1
+    longest = (max(cluster.pieces_of_explaining()) / cluster.unit for _ in range(ATTEMPTS))
+    assert any(length < 1 for length in longest)

@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,12 @@ OF_A_COMMAND = 150
 """The same for a command that shows a version."""
 
 
-def imported(program: str) -> set[str]:
+@cache
+def imported(program: str) -> frozenset[str]:
     """The names of all modules that a new process has imported after the program."""
     program = f"{program}\nimport sys\nprint(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return set(shown.stdout.splitlines()[-1].split())
+    return frozenset(shown.stdout.splitlines()[-1].split())
 
 
 def test_an_agent_does_not_load_what_it_does_not_use_at_once() -> None:

@@ -1,7 +1,5 @@
 """Comparing the outlines of virtual servers: by what is not traffic, and as they are listed."""
 
-import pytest
-
 from kroute.kernel.ipvs.objects import VirtualServerKey, VirtualServerOptions
 from kroute.kernel.ipvs.outlines import Outlines, parse_outline, parse_outline_key
 from tests.fakes.ipvs import encode_outline
@@ -25,12 +23,14 @@ def test_firewall_marks_and_unused_space_are_left_out() -> None:
     assert Outlines().parsed() == {}
 
 
-@pytest.mark.parametrize("at", range(len(ENTRIES[0])))
-def test_every_byte_counts_but_those_of_statistics(at: int) -> None:
-    changed = bytearray(ENTRIES[1])
-    changed[at] ^= 1
-    is_same = Outlines(ENTRIES[0] + changed) == Outlines(ENTRIES[0] + ENTRIES[1])
-    assert is_same == (at >= STATISTICS)
+def test_every_byte_counts_but_those_of_statistics() -> None:
+    same = []
+    for at in range(len(ENTRIES[0])):
+        changed = bytearray(ENTRIES[1])
+        changed[at] ^= 1
+        if Outlines(ENTRIES[0] + changed) == Outlines(ENTRIES[0] + ENTRIES[1]):
+            same.append(at)
+    assert same == list(range(STATISTICS, len(ENTRIES[0])))
 
 
 def test_another_order_is_another_listing_of_the_same() -> None:

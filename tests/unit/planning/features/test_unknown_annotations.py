@@ -55,12 +55,9 @@ def test_what_is_for_nodes_and_pods_says_so_on_a_service() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*sorted(ANNOTATION_NAMES), "kube-router.io/service.advertise.clusterip", "kroute.example/scheduler", "weight"],
-)
-def test_known_names_and_those_of_others_are_no_problem(name: str) -> None:
-    assert unknown_annotations({name: "x"}) == []
+def test_known_names_and_those_of_others_are_no_problem() -> None:
+    others = ["kube-router.io/service.advertise.clusterip", "kroute.example/scheduler", "weight"]
+    assert [name for name in (*ANNOTATION_NAMES, *others) if unknown_annotations({name: "x"})] == []
 
 
 def test_no_annotations_are_no_problem() -> None:
