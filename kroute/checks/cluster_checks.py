@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from kroute.checks.cluster_objects import ClusterNode, Container, DaemonSet
 from kroute.checks.cluster_proxies import CONFIGURED
 from kroute.checks.cluster_reader import Cluster, flags_of
-from kroute.checks.finding import Finding, failed, ok, warning
+from kroute.checks.finding import Finding, Level, failed, ok, warning
 from kroute.checks.running_proxies import ANTREA, CILIUM, ROUTER_ONLY
 
 VERSION, NODES, NAMESPACE, PROXY, CNI, NEIGHBOURS = "version", "nodes", "namespace", "proxy", "cni", "neighbours"
@@ -23,6 +23,7 @@ MOST_NAMED = 5
 """Nodes or versions that one finding names."""
 
 _ONE_PROXY = "leave Services to it and do not install kroute, or turn that off first (docs/neighbours.md)"
+_OVN = "OVN-Kubernetes serves Services itself ({where})"
 _ENFORCE = "pod-security.kubernetes.io/enforce"
 _YES = frozenset({"true", "1", "t"})
 
@@ -121,6 +122,9 @@ def check_cni(cluster: Cluster) -> list[Finding]:
     for program, check in _CNI_PLUGINS.items():
         for each in cluster.running(program):
             known.setdefault(str(each.metadata), check(cluster, each))
+    for program, (level, message, next_step) in _PLAIN_PLUGINS.items():
+        for each in cluster.running(program):
+            known.setdefault(str(each.metadata), Finding(CNI, level, message.format(where=_where(each)), next_step))
     if known:
         return list(known.values())
     if any("flannel.alpha.coreos.com/backend-type" in node.annotations for node in cluster.nodes):
@@ -138,10 +142,6 @@ def _calico(cluster: Cluster, daemon_set: DaemonSet) -> Finding:
         return failed(CNI, message, "set bpfEnabled to false in the FelixConfiguration, or do not install kroute")
     name = "Canal (Calico's policies, flannel's network)" if daemon_set.pod.container("kube-flannel") else "Calico"
     return ok(CNI, f"{name}: {_where(daemon_set)}; its policies need --dummy-interface kube-ipvs0, the default")
-
-
-def _flannel(_cluster: Cluster, daemon_set: DaemonSet) -> Finding:
-    return ok(CNI, f"flannel: {_where(daemon_set)}; it asks nothing of kroute")
 
 
 def _cilium(cluster: Cluster, daemon_set: DaemonSet) -> Finding:
@@ -183,20 +183,6 @@ def _antrea(cluster: Cluster, daemon_set: DaemonSet) -> Finding:
     return ok(CNI, f"Antrea without proxyAll: {_where(daemon_set)}; it asks nothing of kroute")
 
 
-def _weave(_cluster: Cluster, daemon_set: DaemonSet) -> Finding:
-    message = f"Weave Net: {_where(daemon_set)}; its ingress policies do not hold for calls through an IPVS proxy"
-    return warning(CNI, message, "with kube-proxy's IPVS mode they do not, either: use another plugin for policies")
-
-
-def _ovn_kubernetes(_cluster: Cluster, daemon_set: DaemonSet) -> Finding:
-    return failed(CNI, f"OVN-Kubernetes serves Services itself ({_where(daemon_set)})", _ONE_PROXY)
-
-
-def _kube_ovn(_cluster: Cluster, daemon_set: DaemonSet) -> Finding:
-    message = f"Kube-OVN: {_where(daemon_set)}; unless its --enable-lb is false, it serves the ClusterIPs for pods"
-    return warning(CNI, message, "set enable-lb to false in kube-ovn-controller, so that kroute serves them")
-
-
 def _kube_router(_cluster: Cluster, daemon_set: DaemonSet) -> Finding:
     router = daemon_set.pod.container("kube-router") or Container()
     message = f"kube-router: {_where(daemon_set)}"
@@ -212,24 +198,32 @@ def serves(router: Container) -> bool:
     return not ROUTER_ONLY & set(router.arguments)
 
 
-def _asks_nothing(name: str) -> Callable[[Cluster, DaemonSet], Finding]:
-    return lambda _, daemon_set: ok(CNI, f"{name}: {_where(daemon_set)}; not tested beside kroute")
-
-
 _CNI_PLUGINS: Mapping[str, Callable[[Cluster, DaemonSet], Finding]] = {
     "calico-node": _calico,
     "cilium-agent": _cilium,
     "antrea-agent": _antrea,
-    "weave": _weave,
     "kube-router": _kube_router,
-    "ovnkube-node": _ovn_kubernetes,
-    "ovnkube-controller": _ovn_kubernetes,
-    "cni-server": _kube_ovn,
-    "kindnet-cni": _asks_nothing("kindnet"),
-    "aws-node": _asks_nothing("Amazon's VPC CNI plugin"),
-    "kube-flannel": _flannel,
 }
-"""CNI plugins by a container of their DaemonSets. The first row that fits counts: Canal has flannel's, too."""
+"""CNI plugins whose configuration decides, by a container of their DaemonSets."""
+
+_PLAIN_PLUGINS: Mapping[str, tuple[Level, str, str]] = {
+    "weave": (
+        Level.WARNING,
+        "Weave Net: {where}; its ingress policies do not hold for calls through an IPVS proxy",
+        "with kube-proxy's IPVS mode they do not, either: use another plugin for policies",
+    ),
+    "ovnkube-node": (Level.FAIL, _OVN, _ONE_PROXY),
+    "ovnkube-controller": (Level.FAIL, _OVN, _ONE_PROXY),
+    "cni-server": (
+        Level.WARNING,
+        "Kube-OVN: {where}; unless its --enable-lb is false, it serves the ClusterIPs for pods",
+        "set enable-lb to false in kube-ovn-controller, so that kroute serves them",
+    ),
+    "kindnet-cni": (Level.OK, "kindnet: {where}; not tested beside kroute", ""),
+    "aws-node": (Level.OK, "Amazon's VPC CNI plugin: {where}; not tested beside kroute", ""),
+    "kube-flannel": (Level.OK, "flannel: {where}; it asks nothing of kroute", ""),
+}
+"""The others, with their finding. Canal has flannel's container, too, and is Calico."""
 
 
 def check_neighbours(cluster: Cluster) -> list[Finding]:

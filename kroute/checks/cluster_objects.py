@@ -169,7 +169,7 @@ class _PodStatus(msgspec.Struct):
     phase: str = ""
 
 
-class Pod(msgspec.Struct):
+class ClusterPod(msgspec.Struct):
     """A Pod."""
 
     metadata: Named = msgspec.field(default_factory=Named)
@@ -182,7 +182,7 @@ class Pod(msgspec.Struct):
         return "kubernetes.io/config.mirror" in (self.metadata.annotations or {})
 
 
-class Taint(msgspec.Struct):
+class NodeTaint(msgspec.Struct):
     """A taint of a Node."""
 
     key: str = ""
@@ -192,7 +192,7 @@ class Taint(msgspec.Struct):
 
 class _NodeSpec(msgspec.Struct):
     pod_cidrs: list[str] | None = msgspec.field(default=None, name="podCIDRs")
-    taints: list[Taint] | None = None
+    taints: list[NodeTaint] | None = None
 
 
 class NodeInfo(msgspec.Struct, rename="camel"):

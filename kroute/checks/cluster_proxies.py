@@ -17,14 +17,14 @@ import msgspec
 
 from kroute.checks.cluster_objects import (
     ClusterNode,
+    ClusterPod,
     ConfigMap,
     DaemonSet,
     List,
     NodeSelectorTerm,
-    Pod,
+    NodeTaint,
     PodSpec,
     Requirement,
-    Taint,
     Toleration,
 )
 from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER
@@ -61,7 +61,7 @@ async def proxies_of_node(api: Reader, node_name: str) -> dict[str, str]:
     limit = {"limit": str(MOST)}
     on_node = {"fieldSelector": f"spec.nodeName={node_name}", **limit}
     try:
-        pods = await _listed(api, Pod, f"/api/v1/namespaces/{NAMESPACE}/pods", on_node)
+        pods = await _listed(api, ClusterPod, f"/api/v1/namespaces/{NAMESPACE}/pods", on_node)
         sets = await _listed(api, DaemonSet, f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", limit)
         nodes = await _listed(api, ClusterNode, NODES.path, {"fieldSelector": f"metadata.name={node_name}"})
         meant = _meant(pods, sets, nodes[0] if nodes else None)
@@ -77,7 +77,7 @@ async def _listed(api: Reader, kind: type[T], path: str, params: Mapping[str, st
     return decoded(msgspec.json.Decoder(List[kind]).decode, await api.get(path, params)).items or []  # type: ignore[valid-type]
 
 
-def _meant(pods: Sequence[Pod], sets: Sequence[DaemonSet], node: ClusterNode | None) -> dict[str, str]:
+def _meant(pods: Sequence[ClusterPod], sets: Sequence[DaemonSet], node: ClusterNode | None) -> dict[str, str]:
     meant: dict[str, str] = {}
     wanted = [
         (f"DaemonSet {NAMESPACE}/{each.metadata.name} wants a Pod on this node", each.pod)
@@ -127,7 +127,7 @@ TOLERATED = frozenset(
 """Taints that the Pods of a DaemonSet tolerate, the last one if they are in the host's network, as all proxies are."""
 
 
-def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+def _tolerates(toleration: Toleration, taint: NodeTaint) -> bool:
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.operator == "Exists":

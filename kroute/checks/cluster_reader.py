@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from kroute.checks.cluster_objects import MOST_ELEMENTS, ClusterNode, ConfigMap, Container, DaemonSet, Named, Pod
+from kroute.checks.cluster_objects import MOST_ELEMENTS, ClusterNode, ClusterPod, ConfigMap, Container, DaemonSet, Named
 from kroute.checks.finding import Finding, warning
 from kroute.model.addresses import canonical
 from kroute.watchers.json_text import decoded
@@ -29,11 +29,11 @@ UNREAD = "access"
 """The check that names what could not be read."""
 
 Get = Callable[[str], Awaitable[bytes]]
-"""GET of a path with its query. Raises UnreadableError."""
+"""GET of a path with its query. Raises ClusterReadError."""
 T = TypeVar("T")
 
 
-class UnreadableError(Exception):
+class ClusterReadError(Exception):
     """The API server has not given the answer. `status` is its HTTP status code, 0 for any other reason."""
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -59,7 +59,7 @@ class _EndpointSlice(msgspec.Struct):
     ports: list[_Port] | None = None
 
 
-class _ServiceCIDR(msgspec.Struct):
+class _ServiceRange(msgspec.Struct):
     class _Spec(msgspec.Struct):
         cidrs: list[str] | None = None
 
@@ -116,7 +116,7 @@ class Cluster(msgspec.Struct):
     namespace_is_missing: bool = False
     nodes: list[ClusterNode] = msgspec.field(default_factory=list)
     daemon_sets: list[DaemonSet] = msgspec.field(default_factory=list)
-    static_pods: list[Pod] = msgspec.field(default_factory=list)
+    static_pods: list[ClusterPod] = msgspec.field(default_factory=list)
     endpoints: list[tuple[str, int]] = msgspec.field(default_factory=list)
     service_cidrs: list[str] = msgspec.field(default_factory=list)
     config_maps: dict[ConfigMapKey, Mapping[str, str]] = msgspec.field(default_factory=dict)
@@ -133,7 +133,7 @@ async def read_cluster(get: Get, namespace: str) -> Cluster:
     """Read everything. `namespace` is where kroute is to be installed.
 
     Raises:
-        UnreadableError: not even the version can be read, so nobody answers.
+        ClusterReadError: not even the version can be read, so nobody answers.
     """
     reader = _Reader(get)
     cluster = Cluster(await _version(get), namespace, unread=reader.unread)
@@ -143,11 +143,11 @@ async def read_cluster(get: Get, namespace: str) -> Cluster:
         found = reads.create_task(reader.one(name, f"/api/v1/namespaces/{quote(namespace, safe='')}", _Namespace))
         nodes = reads.create_task(reader.all("Nodes", "/api/v1/nodes", ClusterNode))
         daemon_sets = reads.create_task(reader.all("DaemonSets", "/apis/apps/v1/daemonsets", DaemonSet))
-        pods = reads.create_task(reader.all("the control plane's Pods", control_plane, Pod))
+        pods = reads.create_task(reader.all("the control plane's Pods", control_plane, ClusterPod))
         slices = reads.create_task(
             reader.all("the EndpointSlices of the Service default/kubernetes", _API_SERVERS, _EndpointSlice)
         )
-        ranges = reads.create_task(reader.all("ServiceCIDRs", "/apis/networking.k8s.io/v1/servicecidrs", _ServiceCIDR))
+        ranges = reads.create_task(reader.all("ServiceCIDRs", "/apis/networking.k8s.io/v1/servicecidrs", _ServiceRange))
         reads.create_task(reader.config_maps(cluster, (CLUSTER_INFO, KUBEADM_CONFIG)))
     cluster.namespace_is_missing = name in reader.missing
     if (there := found.result()) is not None:
@@ -165,8 +165,8 @@ async def _version(get: Get) -> str:
     try:
         return decoded(msgspec.json.Decoder(_Version).decode, await get("/version")).git_version
     except msgspec.DecodeError as error:
-        raise UnreadableError(f"what answers is no API server: {error}") from None
-    except UnreadableError as error:
+        raise ClusterReadError(f"what answers is no API server: {error}") from None
+    except ClusterReadError as error:
         if error.status != 403:
             raise
         return ""
@@ -226,7 +226,7 @@ class _Reader:
         """One object, or None."""
         try:
             return decoded(msgspec.json.Decoder(form).decode, await self._get(path))
-        except (UnreadableError, msgspec.DecodeError) as error:
+        except (ClusterReadError, msgspec.DecodeError) as error:
             self._failed(what, error)
             return None
 
@@ -248,7 +248,7 @@ class _Reader:
                 token = page.metadata.token
                 if not token:
                     return found
-        except (UnreadableError, msgspec.DecodeError) as error:
+        except (ClusterReadError, msgspec.DecodeError) as error:
             self._failed(what, error)
             return found
         self._add(f"only the first {len(found):,} of {what} were read", "the others may differ")
@@ -275,9 +275,9 @@ class _Reader:
 
     def _failed(self, what: str, error: Exception) -> None:
         match error:
-            case UnreadableError(status=404):
+            case ClusterReadError(status=404):
                 self.missing.add(what)
-            case UnreadableError(status=403):
+            case ClusterReadError(status=403):
                 self._add(f"{what} may not be read", "ask with more rights, or find out by hand what depends on it")
             case _:
                 self._add(f"{what} cannot be read: {error}", "correct it, or find out by hand what depends on it")

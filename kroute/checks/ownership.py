@@ -69,7 +69,7 @@ class _Silence:
             self.meant = proxy
 
 
-class _Cluster:
+class _MeantProxies:
     """Asks the cluster which other proxies are meant for this node. Without an API server it does not tell."""
 
     def __init__(self, api: "Reader | None", node_name: str, clock: Callable[[], float]) -> None:
@@ -142,7 +142,7 @@ class Ownership:
         self._settings = settings
         self._report = report
         self._take_back = take_back
-        self._cluster = _Cluster(api, settings.node_name, clock)
+        self._cluster = _MeantProxies(api, settings.node_name, clock)
         self._traces = _Traces(traces)
         self._look = look
         self._clock = clock

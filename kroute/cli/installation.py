@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from kroute.checks.cluster_checks import CNI, NAMESPACE, NEIGHBOURS, NODES, PROXY, VERSION, check_cluster
-from kroute.checks.cluster_reader import UNREAD, Cluster, Get, UnreadableError, read_cluster
+from kroute.checks.cluster_reader import UNREAD, Cluster, ClusterReadError, Get, read_cluster
 from kroute.checks.finding import Finding, Level, failed, ok
 from kroute.cli.chart_values import API_SERVER, PODS, SERVICES, SETTINGS, text_of, values_of
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError
@@ -38,7 +38,7 @@ async def write_values(kubectl: Kubectl, namespace: str) -> int:
     """Write values.yaml to standard output, and what is missing in it to standard error. Returns the exit code."""
     try:
         values = values_of(await read_cluster(by_kubectl(kubectl), namespace))
-    except UnreadableError as error:
+    except ClusterReadError as error:
         complain(_unreachable(error))
         return FAILURE
     click.echo(text_of(values, namespace), nl=False)
@@ -54,7 +54,7 @@ def by_kubectl(kubectl: Kubectl) -> Get:
             return await kubectl.get(path)
         except KubectlError as error:
             reason = str(error).partition("Error from server (")[2].partition(")")[0]
-            raise UnreadableError(str(error), _STATUS.get(reason, 0)) from None
+            raise ClusterReadError(str(error), _STATUS.get(reason, 0)) from None
 
     return get
 
@@ -65,7 +65,7 @@ def by_api(api: Api) -> Get:
         try:
             return await api.get(parts.path, dict(parse_qsl(parts.query)))
         except ApiError as error:
-            raise UnreadableError(str(error), error.status) from None
+            raise ClusterReadError(str(error), error.status) from None
 
     return get
 
@@ -74,7 +74,7 @@ async def findings_by(get: Get, namespace: str) -> list[Finding]:
     """Everything that was found, in the order in which an installation meets it."""
     try:
         return findings_of(await read_cluster(get, namespace))
-    except UnreadableError as error:
+    except ClusterReadError as error:
         return [_unreachable(error)]
 
 

@@ -122,7 +122,7 @@ _BUNDLE_SECONDS = "90s"
 """An agent may take 60 s for its bundle, and the network has to bring it."""
 
 
-class Plugin(SectionGroup):
+class PluginGroup(SectionGroup):
     """The commands of the plugin, in the sections of its help."""
 
     sections: ClassVar = {
@@ -133,7 +133,7 @@ class Plugin(SectionGroup):
 
 
 @click.group(
-    cls=Plugin,
+    cls=PluginGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
@@ -343,11 +343,11 @@ async def _run(kubectl: Kubectl, pods: Sequence[AgentPod], words: Sequence[str],
         printing.answer(pod.node, each, found.differences.get(pod.node, []))
         for pod, each in zip(pods, outputs, strict=True)
     ]
-    show(printing.Answers(items=printing.marked(answers)), how, printing.print_answers)
+    show(printing.NodeAnswers(items=printing.marked(answers)), how, printing.print_answers)
     return code_of(answers)
 
 
-def code_of(answers: Sequence[printing.Answer]) -> int:
+def code_of(answers: Sequence[printing.NodeAnswer]) -> int:
     """The exit code of a command that every node has run: the nodes' own, FAILURE if they disagree about it."""
     if any(answer.error for answer in answers):
         return FAILURE

@@ -11,7 +11,7 @@ from kroute.cli.fleet.agents import AgentAnswer, decoded
 from kroute.cli.fleet.kubectl import KubectlError, Output
 from kroute.cli.fleet.survey import Survey, usual
 from kroute.cli.status import print_problem
-from kroute.cli.terminal.screen import Screen, Table
+from kroute.cli.terminal.screen import Screen, TextTable
 from kroute.inspect.status import Status, StatusProblem
 from kroute.model.document import Document, View
 
@@ -52,7 +52,7 @@ class Fleet(Document):
         ]
 
 
-class Answer(View):
+class NodeAnswer(View):
     """One node's output of a command: its document, or the lines of its text. `error` says why there is none."""
 
     node: str
@@ -63,12 +63,12 @@ class Answer(View):
     differences: list[str] = msgspec.field(default_factory=list)
 
 
-class Answers(Document):
+class NodeAnswers(Document):
     """The outputs of a command that was run on every node."""
 
     kind: ClassVar[str] = "NodeAnswerList"
 
-    items: list[Answer]
+    items: list[NodeAnswer]
 
     def names(self) -> list[str]:
         """Every node that was asked."""
@@ -123,16 +123,16 @@ def document(found: Survey) -> Fleet:
     )
 
 
-def answer(node: str, found: Output | KubectlError, differences: Sequence[str]) -> Answer:
+def answer(node: str, found: Output | KubectlError, differences: Sequence[str]) -> NodeAnswer:
     """A node's answer: what its command has written, or why it was not run."""
     if isinstance(found, KubectlError):
-        return Answer(node, error=str(found), differences=list(differences))
+        return NodeAnswer(node, error=str(found), differences=list(differences))
     value = decoded(found.out)
     lines = found.out.decode(errors="replace").splitlines() if value is None else []
-    return Answer(node, found.code, value, lines, differences=list(differences))
+    return NodeAnswer(node, found.code, value, lines, differences=list(differences))
 
 
-def marked(answers: list[Answer]) -> list[Answer]:
+def marked(answers: list[NodeAnswer]) -> list[NodeAnswer]:
     """The answers, with a mark for each node whose command ended with another exit code than most."""
     ended = [answer for answer in answers if not answer.error]
     most = usual(answer.exit_code for answer in ended)
@@ -144,7 +144,7 @@ def marked(answers: list[Answer]) -> list[Answer]:
 
 def print_fleet(fleet: Fleet, screen: Screen) -> None:
     """Print a line for each node; differences and problems below, each problem once with the nodes that have it."""
-    table = Table(*_HEADINGS, *(_WIDE if screen.is_wide else ()), numbers=(*_HEADINGS[4:8], "Pending"))
+    table = TextTable(*_HEADINGS, *(_WIDE if screen.is_wide else ()), numbers=(*_HEADINGS[4:8], "Pending"))
     for each in fleet.items:
         table.add(*_cells(each), *(_more_cells(each) if screen.is_wide else ()))
     screen.table(table)
@@ -189,7 +189,7 @@ def _some(names: Sequence[str]) -> list[str]:
     return [*names[:NAMED_NODES], f"{more} more"] if more > 0 else list(names)
 
 
-def print_answers(answers: Answers, screen: Screen) -> None:
+def print_answers(answers: NodeAnswers, screen: Screen) -> None:
     """Print every node's output below its name, with what it has differently."""
     for number, each in enumerate(answers.items):
         mark = f"  DIFFERS: {'; '.join(each.differences)}" if each.differences else ""

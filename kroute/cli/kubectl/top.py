@@ -9,7 +9,7 @@ import msgspec
 from kroute.cli.fleet.agents import OTHER_VERSION, AgentPod, run
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError
 from kroute.cli.show.live import ORDER, ORDERS, RateList, RateRow, rate_cells
-from kroute.cli.terminal.screen import Screen, Table
+from kroute.cli.terminal.screen import Screen, TextTable
 from kroute.model.document import Document, View
 
 NODES, SERVICES = "nodes", "services"
@@ -99,7 +99,7 @@ def totals(answers: Mapping[str, RateList], by: str, order: str) -> list[Total]:
 def print_totals(found: Totals, screen: Screen) -> None:
     """Print a line for each node or Service, and below them the nodes that have not answered."""
     first = ("Node",) if found.by == NODES else ("Service", "Nodes")
-    table = Table(*first, *_HEADINGS, numbers=(*_HEADINGS, "Nodes"))
+    table = TextTable(*first, *_HEADINGS, numbers=(*_HEADINGS, "Nodes"))
     for row in found.items:
         nodes = () if found.by == NODES else (row.nodes,)
         rates = rate_cells(row, exact=screen.is_wide or screen.repeats)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from kroute.cli.show.table import ask_or_read, narrowed
 from kroute.cli.terminal.output import DONE, plain, refusing
-from kroute.cli.terminal.screen import Screen, Table, number, size, terminal_width
+from kroute.cli.terminal.screen import Screen, TextTable, number, size, terminal_width
 from kroute.inspect.figures import Rates
 from kroute.inspect.snapshot import Snapshot
 from kroute.kernel.errors import KernelError
@@ -162,9 +162,9 @@ def print_rates(found: RateList, screen: Screen) -> None:
     screen.table(rate_table(found.items, exact=screen.is_wide or screen.repeats))
 
 
-def rate_table(rows: Iterable[RateRow], *, exact: bool = False) -> Table:
+def rate_table(rows: Iterable[RateRow], *, exact: bool = False) -> TextTable:
     """The table of one interval. `exact`: with numbers for programs, not with units."""
-    table = Table(*_HEADINGS, numbers=_HEADINGS[2:], outer=2)
+    table = TextTable(*_HEADINGS, numbers=_HEADINGS[2:], outer=2)
     for row in rows:
         name = f"{row.protocol} {host_port(row.address, row.port)}"
         table.add(row.service or "-", name, row.real_servers, row.active, row.inactive, *rate_cells(row, exact=exact))

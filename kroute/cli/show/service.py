@@ -10,7 +10,7 @@ import msgspec
 from kroute.cli.show.table import endpoint_text, virtual_server_table
 from kroute.cli.terminal.formats import show
 from kroute.cli.terminal.output import DONE, NO_AGENT, UNKNOWN, complain, refusing
-from kroute.cli.terminal.screen import Screen, Table
+from kroute.cli.terminal.screen import Screen, TextTable
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled
 from kroute.firewall.protocol import Firewall
 from kroute.inspect import agent_socket, planned_state, snapshot
@@ -216,7 +216,7 @@ def _print_clients(report: ServiceReport, screen: Screen) -> None:
         for connection in report.connections
         if connection.client_port
     )
-    table = Table("Client", "Real server", "State", "Connections", numbers=("Connections",))
+    table = TextTable("Client", "Real server", "State", "Connections", numbers=("Connections",))
     for (client, server, state), count in users.most_common(None if screen.is_wide else CLIENTS_SHOWN):
         table.add(client, server, state, count)
     screen.line(f"connections: {sum(users.values())}")

@@ -8,7 +8,7 @@ import msgspec
 
 from kroute.cli.terminal.formats import show
 from kroute.cli.terminal.output import DONE, NO_AGENT, refusing
-from kroute.cli.terminal.screen import Screen, Table
+from kroute.cli.terminal.screen import Screen, TextTable
 from kroute.firewall.sets import SetFill
 from kroute.inspect import agent_socket, figures, snapshot
 from kroute.inspect.figures import ServiceList
@@ -111,11 +111,11 @@ def print_problems(problems: Iterable[ProblemRow], screen: Screen) -> None:
         screen.line(f"{about}: {problem.reason}: {problem.message}", hang=4, fg="yellow")
 
 
-def virtual_server_table(rows: Iterable[VirtualServerRow], *, is_wide: bool = False) -> Table:
+def virtual_server_table(rows: Iterable[VirtualServerRow], *, is_wide: bool = False) -> TextTable:
     """A line for each real server. `is_wide` adds traffic counters and forwarding methods."""
     outer = (*_HEADINGS, *(_TRAFFIC_HEADINGS if is_wide else ()))
     inner = (*_REAL_SERVER_HEADINGS, *(["Method"] if is_wide else []))
-    table = Table(*outer, *inner, numbers=(*_NUMBERS, *_TRAFFIC_HEADINGS), outer=len(outer))
+    table = TextTable(*outer, *inner, numbers=(*_NUMBERS, *_TRAFFIC_HEADINGS), outer=len(outer))
     for row in rows:
         cells = [*_virtual_server_cells(row), *(_traffic_cells(row.traffic) if is_wide else ())]
         for each in row.real_servers:
@@ -127,7 +127,7 @@ def virtual_server_table(rows: Iterable[VirtualServerRow], *, is_wide: bool = Fa
 
 def print_services(services: ServiceList, screen: Screen) -> None:
     """Print one line for each Service, and below the table the problems."""
-    table = Table(*_SERVICE_HEADINGS, numbers=(*_SERVICE_HEADINGS[1:5], "Problems"))
+    table = TextTable(*_SERVICE_HEADINGS, numbers=(*_SERVICE_HEADINGS[1:5], "Problems"))
     for row in services.items:
         problems = len(row.problems) or "-"
         table.add(row.service, row.virtual_servers, row.serving, row.active, row.inactive, row.state, problems)
@@ -137,8 +137,8 @@ def print_services(services: ServiceList, screen: Screen) -> None:
             screen.line(f"{row.service}: {problem}", hang=4, fg="yellow")
 
 
-def _set_table(fills: Iterable[SetFill]) -> Table:
-    table = Table(*_SET_HEADINGS, numbers=_SET_HEADINGS[1:])
+def _set_table(fills: Iterable[SetFill]) -> TextTable:
+    table = TextTable(*_SET_HEADINGS, numbers=_SET_HEADINGS[1:])
     for fill in fills:
         table.add(fill.set, fill.entries, fill.capacity, fill.limit)
     return table

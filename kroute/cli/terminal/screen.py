@@ -40,7 +40,7 @@ def _shortened(value: float, base: int, units: Sequence[str]) -> str:
     return f"{value:.1f}{units[power]}" if 0 < value < 9.95 else f"{value:.0f}{units[power]}"
 
 
-class Table:
+class TextTable:
     """Rows of cells, each a text without line breaks.
 
     The first `outer` columns describe a group of rows, such as a virtual server with its real servers. Every row has
@@ -195,7 +195,7 @@ class Screen:
             break_on_hyphens=False,
         )
 
-    def table(self, table: Table) -> None:
+    def table(self, table: TextTable) -> None:
         """Write a table with its headings."""
         for line in table.headings(self.width):
             click.secho(line, bold=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from kroute.checks.cluster_reader import Get, UnreadableError
+from kroute.checks.cluster_reader import ClusterReadError, Get
 from tests.apiserver.lists import list_objects
 from tests.apiserver.resources import Object, parse_path
 from tests.apiserver.selectors import select_labels
@@ -257,15 +257,15 @@ def get_of(objects: Iterable[Object], *, denied: Sequence[str] = (), version: st
             return json.dumps({**VERSION, "gitVersion": version}).encode()
         target = parse_path(parts.path)
         if target is None:
-            raise UnreadableError("the server could not find the requested resource", 404)
+            raise ClusterReadError("the server could not find the requested resource", 404)
         if target.type.plural in denied:
-            raise UnreadableError(f"{target.type.plural} is forbidden", 403)
+            raise ClusterReadError(f"{target.type.plural} is forbidden", 403)
         query = dict(parse_qsl(parts.query))
         if target.name is None:
             labels = select_labels(query.get("labelSelector", ""))
             return json.dumps(list_objects(store, target, query, labels, watch_cache=True)).encode()
         if target.key not in store.current(target.type):
-            raise UnreadableError(f"{target.type.plural} {target.name} not found", 404)
+            raise ClusterReadError(f"{target.type.plural} {target.name} not found", 404)
         return json.dumps(store.current(target.type)[target.key]).encode()
 
     return get

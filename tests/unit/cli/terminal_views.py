@@ -9,11 +9,11 @@ from kroute.checks.other_proxies import KUBE_PROXY, OTHER_PROXIES
 from kroute.cli.explain import print_explanations
 from kroute.cli.installation import findings_by
 from kroute.cli.kubectl.printing import (
-    Answer,
-    Answers,
     Fleet,
     FleetNode,
     FleetVersions,
+    NodeAnswer,
+    NodeAnswers,
     print_answers,
     print_fleet,
     print_versions,
@@ -193,10 +193,10 @@ VIEWS = {
     "status": Shown(STATUS, print_status),
     "kubectl kroute status": Shown(FLEET, print_fleet),
     "kubectl kroute show": Shown(
-        Answers(
+        NodeAnswers(
             [
-                Answer("node1", 0, lines=["Service  Virtual server", f"web      {IPV6}"]),
-                Answer("node2", error="its pod is Pending"),
+                NodeAnswer("node1", 0, lines=["Service  Virtual server", f"web      {IPV6}"]),
+                NodeAnswer("node2", error="its pod is Pending"),
             ]
         ),
         print_answers,

@@ -15,7 +15,7 @@ from jsonschema import Draft7Validator
 
 from kroute import logs
 from kroute.checks import cluster_checks, cluster_reader
-from kroute.checks.cluster_reader import Cluster, UnreadableError, read_cluster
+from kroute.checks.cluster_reader import Cluster, ClusterReadError, read_cluster
 from kroute.checks.finding import Finding, Level
 from kroute.cli.chart_values import OF_THE_POD, text_of, values_of
 from kroute.cli.installation import findings_by, findings_of, with_kubeconfig
@@ -433,7 +433,7 @@ class TestReading:
 
     async def test_the_version_may_be_denied(self) -> None:
         async def get(path: str) -> bytes:
-            raise UnreadableError("no", 403 if path == "/version" else 404)
+            raise ClusterReadError("no", 403 if path == "/version" else 404)
 
         assert {each.check for each in await findings_by(get, "kube-system")} >= {"version", "namespace"}
 

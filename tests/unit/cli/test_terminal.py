@@ -19,7 +19,7 @@ from rich.live import Live
 from kroute.cli.show.live import RateList, drawn
 from kroute.cli.status import print_status
 from kroute.cli.terminal.formats import FORMATS, output_option
-from kroute.cli.terminal.screen import Screen, Table
+from kroute.cli.terminal.screen import Screen, TextTable
 from tests.unit.cli.terminal_views import VIEWS
 from tests.unit.command_line import exit_code
 
@@ -67,7 +67,7 @@ def test_each_line_of_a_pipe_names_its_virtual_server() -> None:
 
 def test_a_row_has_a_cell_for_each_column() -> None:
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
-        Table("A", "B").add("a")
+        TextTable("A", "B").add("a")
 
 
 @pytest.mark.parametrize("command", ["show", "check", "explain 10.0.0.1:80", "plan", "migrate"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
-from kroute.checks.cluster_reader import Get, UnreadableError, read_cluster
+from kroute.checks.cluster_reader import ClusterReadError, Get, read_cluster
 from kroute.cli.chart_values import text_of, values_of
 from kroute.cli.installation import findings_of
 from tests.apiserver.resources import Object
@@ -57,7 +57,7 @@ def test_hostile_answers(data: st.DataObject) -> None:
 
     async def get(path: str) -> bytes:
         if path not in answers:
-            raise UnreadableError("not found", 404)
+            raise ClusterReadError("not found", 404)
         return answers[path]
 
     check(get)

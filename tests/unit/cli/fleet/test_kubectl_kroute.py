@@ -18,7 +18,7 @@ import pytest
 from kroute import __version__, logs
 from kroute.cli.fleet import survey
 from kroute.cli.kubectl import command, top
-from kroute.cli.kubectl.printing import Answer
+from kroute.cli.kubectl.printing import NodeAnswer
 from kroute.cli.show.live import RateList, RateRow
 from kroute.cli.terminal.output import DIFFERENT, DONE, FAILURE, NO_AGENT
 from kroute.model.document import encode
@@ -240,12 +240,12 @@ async def test_plan_tells_something_to_change_from_a_failure(
     [((0, 0), 0), ((3, 3), 3), ((0, 3), 1), ((0, 5), 5), ((5, 5), 5), ((1, 5), 1), ((1, 1), 1)],
 )
 def test_the_exit_code_is_that_of_the_nodes_if_they_agree(codes: tuple[int, ...], code: int) -> None:
-    assert command.code_of([Answer(f"node{it}", it) for it in codes]) == code
-    assert command.code_of([Answer("a", error="no"), *(Answer("b", it) for it in codes)]) == FAILURE
+    assert command.code_of([NodeAnswer(f"node{it}", it) for it in codes]) == code
+    assert command.code_of([NodeAnswer("a", error="no"), *(NodeAnswer("b", it) for it in codes)]) == FAILURE
 
 
 def test_nodes_that_differ_are_no_success() -> None:
-    assert command.code_of([Answer("a", 0, differences=["version 1"]), Answer("b", 0)]) == FAILURE
+    assert command.code_of([NodeAnswer("a", 0, differences=["version 1"]), NodeAnswer("b", 0)]) == FAILURE
 
 
 async def test_a_bundle_of_each_node_is_a_file_of_its_own(
