@@ -2,7 +2,7 @@
 
 import os
 import struct
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Container, Mapping
 from typing import Generic, TypeVar
 
 import msgspec
@@ -58,6 +58,13 @@ async def none_if_refused(request: Awaitable[Answer], *numbers: int) -> Answer |
         if error.errno not in numbers:
             raise
         return None
+
+
+def raise_refusal(refused: Mapping[int, int], what: str, next_step: str, tolerated: Container[int] = ()) -> None:
+    """Raise KernelError if the kernel has refused one of the messages with another errno than the tolerated ones."""
+    for number in refused.values():
+        if number not in tolerated:
+            raise KernelError(f"cannot {what}: {describe_errno(number)}; {next_step}", errno=number)
 
 
 class Failure(msgspec.Struct, Generic[Change], frozen=True):

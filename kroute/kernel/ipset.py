@@ -15,7 +15,7 @@ from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.digest import Digest
-from kroute.kernel.errors import Failure, KernelError, describe_errno, none_if_refused
+from kroute.kernel.errors import Failure, KernelError, describe_errno, none_if_refused, raise_refusal
 from kroute.kernel.modules import is_present
 from kroute.kernel.netlink.client import NetlinkClient, only
 from kroute.kernel.netlink.message import (
@@ -46,6 +46,7 @@ PROTOCOL_VERSION = 6
 CMD_CREATE, CMD_DESTROY, CMD_FLUSH, CMD_SWAP, CMD_LIST, CMD_ADD, CMD_DEL, CMD_TYPE = 2, 3, 4, 6, 7, 9, 10, 13
 
 ATTR_PROTOCOL, ATTR_SETNAME, ATTR_TYPENAME, ATTR_REVISION, ATTR_FAMILY, ATTR_FLAGS, ATTR_DATA, ATTR_ADT = range(1, 9)
+ATTR_SETNAME2 = ATTR_TYPENAME
 FLAG_LIST_SETNAME = 1 << 1
 FLAG_LIST_HEADER = 1 << 2
 
@@ -135,32 +136,19 @@ class Ipset(NetlinkClient):
         """The definition of the set as the kernel has it; None if no set has that name."""
         query = set_message(CMD_LIST, NLM_F_DUMP, set_name(name), encode_list_flags(FLAG_LIST_HEADER))
         found = await none_if_refused(self._netlink.request(query, parse_definition), errno.ENOENT)
-        return SetDefinition(*found[0]) if found else None
+        return found[0] if found else None
 
     async def create(self, definition: SetDefinition) -> bool:
         """Make the set; returns False if one that fits exists. Raises KernelError EEXIST for one that does not fit."""
-        family = definition.family
-        body = encode_create(
-            definition.name,
-            definition.type,
-            await self._newest_revision(definition),
-            family,
-            definition.hashsize,
-            definition.maxelem,
-        )
-        refused = await self._netlink.transact(
-            [set_message(CMD_CREATE, NLM_F_CREATE | NLM_F_EXCL, body, family=family)]
-        )
-        for number in refused.values():
-            if number != errno.EEXIST:
-                sentence = f"cannot create set {definition.name} ({definition.type}): {describe_errno(number)}"
-                raise KernelError(f"{sentence}; choose other sizes", errno=number)
-            found = await self.definition(definition.name)
-            if found is None or not found.fits(definition):
-                sentence = f"set {definition.name} exists, but is no {definition.type} of {definition.maxelem} elements"
-                raise KernelError(f"{sentence}; destroy it first", errno=number)
-            return False
-        return True
+        body = encode_create(definition, await self._newest_revision(definition))
+        flags = NLM_F_CREATE | NLM_F_EXCL
+        refused = await self._netlink.transact([set_message(CMD_CREATE, flags, body, family=definition.family)])
+        name, kind = definition.name, definition.type
+        raise_refusal(refused, f"create set {name} ({kind})", "choose other sizes", {errno.EEXIST})
+        if refused and ((found := await self.definition(name)) is None or not found.fits(definition)):
+            sentence = f"set {name} exists, but is no {kind} of {definition.maxelem} elements; destroy it first"
+            raise KernelError(sentence, errno=errno.EEXIST)
+        return not refused
 
     async def read(self, name: str) -> set[Element]:
         """The elements of the set. Raises KernelError ENOENT if no set has that name."""
@@ -190,27 +178,24 @@ class Ipset(NetlinkClient):
 
     async def flush(self, name: str) -> None:
         """Empty the set. Raises KernelError ENOENT if no set has that name."""
-        for number in (await self._netlink.transact([set_message(CMD_FLUSH, 0, set_name(name))])).values():
-            raise KernelError(f"cannot flush set {name}: {describe_errno(number)}; create it first", errno=number)
+        refused = await self._netlink.transact([set_message(CMD_FLUSH, 0, set_name(name))])
+        raise_refusal(refused, f"flush set {name}", "create it first")
 
     async def destroy(self, name: str) -> None:
         """Destroy the set, if it exists. Raises KernelError EBUSY while a rule or another set refers to it."""
-        for number in (await self._netlink.transact([set_message(CMD_DESTROY, 0, set_name(name))])).values():
-            if number == IPSET_ERR_BUSY:
-                sentence = f"cannot destroy set {name}: a rule or another set refers to it; remove that first"
-                raise KernelError(sentence, errno=errno.EBUSY)
-            if number != errno.ENOENT:
-                raise KernelError(f"cannot destroy set {name}: {describe_errno(number)}; trying later", errno=number)
+        refused = await self._netlink.transact([set_message(CMD_DESTROY, 0, set_name(name))])
+        if IPSET_ERR_BUSY in refused.values():
+            sentence = f"cannot destroy set {name}: a rule or another set refers to it; remove that first"
+            raise KernelError(sentence, errno=errno.EBUSY)
+        raise_refusal(refused, f"destroy set {name}", "trying later", {errno.ENOENT})
 
     async def swap(self, name: str, other: str) -> None:
         """Let two sets of one type change names in one step: rules that look into the one look into the other then.
 
         KernelError ENOENT without the first set; EBUSY while somebody lists one of them.
         """
-        message = set_message(CMD_SWAP, 0, set_name(name), second_set_name(other))
-        for number in (await self._netlink.transact([message])).values():
-            sentence = f"cannot swap the sets {name} and {other}: {describe_errno(number)}; trying later"
-            raise KernelError(sentence, errno=number)
+        message = set_message(CMD_SWAP, 0, set_name(name), text(ATTR_SETNAME2, other))
+        raise_refusal(await self._netlink.transact([message]), f"swap the sets {name} and {other}", "trying later")
 
     async def _write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
         messages: list[bytes] = []
@@ -269,17 +254,12 @@ def set_name(name: str) -> bytes:
     return text(ATTR_SETNAME, name)
 
 
-def second_set_name(name: str) -> bytes:
-    """The attribute that names the other set of a swap (IPSET_ATTR_SETNAME2)."""
-    return text(ATTR_TYPENAME, name)
-
-
-def encode_create(name: str, type_name: str, revision: int, family: int, hashsize: int, maxelem: int) -> bytes:
-    """The attributes that define a hash set: its name, type, family and sizes in elements."""
-    sizes = be32(CREATE_HASHSIZE | NLA_F_NET_BYTEORDER, hashsize)
-    sizes += be32(CREATE_MAXELEM | NLA_F_NET_BYTEORDER, maxelem)
-    kind = text(ATTR_TYPENAME, type_name) + u8(ATTR_REVISION, revision) + u8(ATTR_FAMILY, family)
-    return set_name(name) + kind + nested(ATTR_DATA, sizes)
+def encode_create(definition: SetDefinition, revision: int) -> bytes:
+    """The attributes that define a hash set, in a revision of its type."""
+    sizes = be32(CREATE_HASHSIZE | NLA_F_NET_BYTEORDER, definition.hashsize)
+    sizes += be32(CREATE_MAXELEM | NLA_F_NET_BYTEORDER, definition.maxelem)
+    kind = text(ATTR_TYPENAME, definition.type) + u8(ATTR_REVISION, revision) + u8(ATTR_FAMILY, definition.family)
+    return set_name(definition.name) + kind + nested(ATTR_DATA, sizes)
 
 
 def encode_type_query(type_name: str, family: int) -> bytes:
@@ -327,13 +307,13 @@ def parse_name(payload: bytes) -> str:
     return to_text(attributes(payload, NFNETLINK_HEADER.size)[ATTR_SETNAME])
 
 
-def parse_definition(payload: bytes) -> tuple[str, str, int, int, int] | None:
-    """Name, type, family, hashsize and maxelem from a listing's header; None if it has none. A missing size is 0."""
+def parse_definition(payload: bytes) -> SetDefinition | None:
+    """The definition in a listing's header; None if it has none. A missing size is 0."""
     found = attributes(payload, NFNETLINK_HEADER.size)
     if ATTR_TYPENAME not in found:
         return None
     sizes = attributes(found.get(ATTR_DATA, b""))
-    return (
+    return SetDefinition(
         to_text(found[ATTR_SETNAME]),
         to_text(found[ATTR_TYPENAME]),
         found[ATTR_FAMILY][0],

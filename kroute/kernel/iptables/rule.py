@@ -3,6 +3,8 @@
 import ipaddress
 import shlex
 import socket
+from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 PROTOCOL_ALIASES = {"ipv6-icmp": "icmpv6"}
@@ -39,51 +41,29 @@ class ParsedRule(NamedTuple):
 _HEADER_OPTIONS = {"-s": "source", "-d": "destination", "-p": "protocol", "-i": "in_interface", "-o": "out_interface"}
 
 
-class _Tokens:
-    """The words of a rule, consumed from the left."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._words = shlex.split(text)
-        self._position = 0
-
-    def __bool__(self) -> bool:
-        return self._position < len(self._words)
-
-    def take(self) -> str:
-        if not self:
-            raise ValueError(f"rule ends too early: {self.text}")
-        self._position += 1
-        return self._words[self._position - 1]
-
-    def take_values(self) -> tuple[str, ...]:
-        """The words up to the next option."""
-        start = self._position
-        while self and self._words[self._position] != "!" and not self._words[self._position].startswith("-"):
-            self._position += 1
-        return tuple(self._words[start : self._position])
-
-
 def parse_rule(text: str, family: int) -> ParsedRule:
     """Parse a rule. Raises ValueError if it is malformed, or not of this address family (AF_INET, AF_INET6)."""
-    tokens = _Tokens(text)
+    words = deque(shlex.split(text))
     header = dict.fromkeys(_HEADER_OPTIONS.values(), "")
     extensions: list[tuple[str, str, list[Parameter]]] = []
     inverted = False
-    while tokens:
-        word = tokens.take()
-        if word == "!":
-            inverted = True
-            continue
-        if word in _HEADER_OPTIONS:
-            header[_HEADER_OPTIONS[word]] = ("!" if inverted else "") + _canonical(word, tokens.take(), family)
-        elif word in {"-m", "-j"}:
-            extensions.append((word, tokens.take(), []))
-        elif word.startswith("--") and extensions:
-            extensions[-1][2].append(Parameter(word[2:], tokens.take_values(), inverted))
-        else:
-            raise ValueError(f"cannot understand {word!r} in rule: {text}")
-        inverted = False
+    try:
+        while words:
+            word = words.popleft()
+            if word == "!":
+                inverted = True
+                continue
+            if word in _HEADER_OPTIONS:
+                header[_HEADER_OPTIONS[word]] = ("!" if inverted else "") + _canonical(word, words.popleft(), family)
+            elif word in {"-m", "-j"}:
+                extensions.append((word, words.popleft(), []))
+            elif word.startswith("--") and extensions:
+                extensions[-1][2].append(Parameter(word[2:], tuple(_values(words)), inverted))
+            else:
+                raise ValueError(f"cannot understand {word!r} in rule: {text}")
+            inverted = False
+    except IndexError:
+        raise ValueError(f"rule ends too early: {text}") from None
     targets = [Extension(name, tuple(parameters)) for option, name, parameters in extensions if option == "-j"]
     if len(targets) != 1:
         raise ValueError(f"a rule has one target (-j): {text}")
@@ -100,6 +80,12 @@ def set_names(text: str) -> list[str]:
     """The IP sets that a rule looks up."""
     words = shlex.split(text)
     return [words[index + 1] for index, word in enumerate(words[:-1]) if word == "--match-set"]
+
+
+def _values(words: deque[str]) -> Iterator[str]:
+    """Take the words up to the next option."""
+    while words and words[0] != "!" and not words[0].startswith("-"):
+        yield words.popleft()
 
 
 def _canonical(option: str, value: str, family: int) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from kroute.kernel import modules
-from kroute.kernel.errors import Failure, KernelError, describe_errno, none_if_refused
+from kroute.kernel.errors import Failure, KernelError, none_if_refused, raise_refusal
 from kroute.kernel.ipvs.messages import (
     FAMILY_NAME,
     encode_change,
@@ -171,9 +171,9 @@ class Ipvs(NetlinkClient):
 
     async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
         """Set the connection timeouts, in seconds; for 0 the kernel keeps its own. Raises KernelError."""
-        for number in (await self._send(lambda family: [encode_timeouts(family, tcp, tcpfin, udp)])).values():
-            sentence = f"cannot set the IPVS timeouts {tcp}/{tcpfin}/{udp} s: {describe_errno(number)}"
-            raise KernelError(f"{sentence}; choose values between 1 and 2147483 s", errno=number)
+        refused = await self._send(lambda family: [encode_timeouts(family, tcp, tcpfin, udp)])
+        limits = "choose values between 1 and 2147483 s"
+        raise_refusal(refused, f"set the IPVS timeouts {tcp}/{tcpfin}/{udp} s", limits)
 
     async def timeouts(self) -> tuple[int, int, int]:
         """The connection timeouts in seconds: tcp, tcpfin, udp."""
@@ -185,14 +185,13 @@ class Ipvs(NetlinkClient):
 
     async def start_sync_daemon(self, daemon: SyncDaemon) -> None:
         """Start a daemon. Raises KernelError: EEXIST if one of its role is running, ENODEV without its interface."""
-        for number in (await self._send(lambda family: [encode_start_daemon(family, daemon)])).values():
-            raise KernelError(f"cannot start the {daemon}: {describe_errno(number)}; trying later", errno=number)
+        refused = await self._send(lambda family: [encode_start_daemon(family, daemon)])
+        raise_refusal(refused, f"start the {daemon}", "trying later")
 
     async def stop_sync_daemon(self, daemon: SyncDaemon) -> None:
         """Stop the daemon of this role, if one is running."""
-        for number in (await self._send(lambda family: [encode_stop_daemon(family, daemon)])).values():
-            if number != errno.ESRCH:
-                raise KernelError(f"cannot stop the {daemon}: {describe_errno(number)}; trying later", errno=number)
+        refused = await self._send(lambda family: [encode_stop_daemon(family, daemon)])
+        raise_refusal(refused, f"stop the {daemon}", "trying later", {errno.ESRCH})
 
     async def _ask(self, encode: Callable[[int], bytes], parse: Callable[[bytes], Parsed | None]) -> list[Parsed]:
         """The answers to a request, which `encode` makes for the family's number."""

@@ -5,7 +5,7 @@ import socket
 
 import msgspec
 
-from kroute.kernel.errors import KernelError, describe_errno, none_if_refused
+from kroute.kernel.errors import KernelError, none_if_refused, raise_refusal
 from kroute.kernel.netlink.client import NetlinkClient, only
 from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_EXCL, attributes, message, nested, text, to_text, u8
 from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
@@ -81,10 +81,9 @@ class Links(NetlinkClient):
         made += text(IFLA_IFNAME, name) + nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, DUMMY))
         create = message(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, made)
         refused = await self._netlink.transact([create])
-        if refused:
-            [number] = refused.values()
-            hint = "load the dummy module" if number == errno.EOPNOTSUPP else "delete it or choose another name"
-            raise KernelError(f"cannot create dummy {name}: {describe_errno(number)}; {hint}", errno=number)
+        lacks_dummy = errno.EOPNOTSUPP in refused.values()
+        hint = "load the dummy module" if lacks_dummy else "delete it or choose another name"
+        raise_refusal(refused, f"create dummy {name}", hint)
         await self.repair(name)
 
     async def repair(self, name: str) -> None:
@@ -95,8 +94,7 @@ class Links(NetlinkClient):
         refused = await self._netlink.transact([encode_no_link_local(index), encode_up(index, IFF_UP | IFF_NOARP)])
         if refused.get(0) in {errno.EAFNOSUPPORT, errno.EOPNOTSUPP}:
             del refused[0]  # without IPv6 in this kernel there is no link-local address either
-        for number in refused.values():
-            raise KernelError(f"cannot set {name} up: {describe_errno(number)}; trying later", errno=number)
+        raise_refusal(refused, f"set {name} up", "trying later")
 
     async def delete(self, name: str) -> None:
         """Delete the link with its addresses and routes. Does nothing if it does not exist."""
@@ -104,9 +102,7 @@ class Links(NetlinkClient):
         if index is None:
             return
         refused = await self._netlink.transact([encode_delete_link(index)])
-        for number in refused.values():
-            if number != errno.ENODEV:
-                raise KernelError(f"cannot delete {name}: {describe_errno(number)}; delete it by hand", errno=number)
+        raise_refusal(refused, f"delete {name}", "delete it by hand", {errno.ENODEV})
 
 
 def encode_no_link_local(index: int) -> bytes:

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kroute.kernel.errors import Failure, KernelError, describe_errno, none_if_refused
+from kroute.kernel.errors import Failure, KernelError, none_if_refused, raise_refusal
 from kroute.kernel.net.policy_routing import (
     FAMILIES,
     FR_ACT_TO_TBL,
@@ -97,14 +97,12 @@ class Steering(NetlinkClient):
             right = _rule(family, mark)
             if (found := await self._rules(family)) is None:
                 continue
-            surplus = [rule for rule in found if rule != right]
-            changes = [message(RTM_DELRULE, 0, rule) for rule in surplus]
+            changes = [message(RTM_DELRULE, 0, rule) for rule in found if rule != right]
             if right not in found:
                 changes.append(message(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, right))
-            for number in (await self._netlink.transact(changes)).values() if changes else ():
-                if number not in {errno.ENOENT, errno.EEXIST}:
-                    sentence = f"cannot write the rule that delivers packets to VIPs: {describe_errno(number)}"
-                    raise KernelError(f"{sentence}; trying again", errno=number)
+            refused = await self._netlink.transact(changes)
+            rule = "write the rule that delivers packets to VIPs"
+            raise_refusal(refused, rule, "trying again", {errno.ENOENT, errno.EEXIST})
             wrong += ["the rule of direct return was missing or another"] if changes else []
         return wrong
 

@@ -16,7 +16,7 @@ import errno
 import re
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple, TypeVar
 
 from kroute.kernel.errors import KernelError, describe_errno, none_if_refused
@@ -184,7 +184,7 @@ class PodNetwork:
             await self._delete(link)
             link = None
         if link is None:
-            await self._do([encode_create(self._kind, end.address, self._owner)], f"make the link {self._kind.link}")
+            await self._write([encode_create(self._kind, end.address, self._owner)], f"make the link {self._kind.link}")
             done.append(f"link {self._kind.link}")
             link = await self._link(name=self._kind.link)
         own = await self._link(index=carrier)
@@ -243,7 +243,7 @@ class PodNetwork:
         if not link.is_up:
             await self._write([encode_no_link_local(link.ifindex)], "", {errno.EAFNOSUPPORT, errno.EOPNOTSUPP})
             messages.append(encode_up(link.ifindex))
-        await self._do(messages, f"set up {link.name}")
+        await self._write(messages, f"set up {link.name}")
         return [f"settings of {link.name} and {own.name}"] if messages else []
 
     async def _vips(self, link: PodLink, wanted: frozenset[str], bound: set[str]) -> list[str]:
@@ -266,7 +266,11 @@ class PodNetwork:
         copies.sort(key=lambda route: -route[6])  # by scope: routes to gateways before those by them
         await self._delete_routes([route for copy, route in found.items() if copy not in copies])
         missing = [route for route in copies if route not in found]
-        await self._write([encode_new_route(route) for route in missing], "write routes", {errno.EEXIST})
+        await self._write(
+            [message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, route) for route in missing],
+            "write routes",
+            {errno.EEXIST},
+        )
         surplus = [message(RTM_DELRULE, 0, rule_from(vip)) for vip in sorted(rules - vips) if vip]
         added = [message(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, rule_from(vip)) for vip in sorted(vips - rules)]
         await self._write([*surplus, *added], "write rules", {errno.EEXIST, errno.ENOENT})
@@ -284,7 +288,7 @@ class PodNetwork:
                 for number, ours, was in values
                 if own.conf.get(number) == ours != was
             ]
-            await self._do(changes, f"restore {own.name}")
+            await self._write(changes, f"restore {own.name}")
 
     async def _link(self, *, name: str = "", index: int = 0) -> PodLink | None:
         request = self._netlink.request(encode_link_query(name=name, index=index), parse_link)
@@ -328,12 +332,8 @@ class PodNetwork:
     async def _delete_routes(self, payloads: Sequence[bytes]) -> None:
         await self._write([message(RTM_DELROUTE, 0, payload) for payload in payloads], "delete routes", {errno.ESRCH})
 
-    async def _do(self, messages: Sequence[bytes], what: str) -> None:
-        await self._write(messages, what, set())
-
-    async def _write(self, messages: Sequence[bytes], what: str, tolerated: set[int]) -> None:
-        refused = await self._netlink.transact(messages) if messages else {}
-        for number in refused.values():
+    async def _write(self, messages: Sequence[bytes], what: str, tolerated: Container[int] = ()) -> None:
+        for number in (await self._netlink.transact(messages)).values():
             if number not in tolerated:
                 missing = ": the kernel lacks this kind of tunnel" if number == errno.EOPNOTSUPP else ""
                 raise KernelError(f"cannot {what} in the pod: {describe_errno(number)}{missing}", errno=number)
@@ -407,11 +407,8 @@ def rule_from(vip: str) -> bytes:
     packed = pack_address(vip)
     family = socket.AF_INET6 if ":" in vip else socket.AF_INET
     head = ROUTE_HEADER.pack(family, 0, len(packed) * 8, 0, 0, 0, 0, FR_ACT_TO_TBL, 0)
-    return head + attribute(FRA_SRC, packed) + _rule_tail()
-
-
-def _rule_tail() -> bytes:
-    return u32(FRA_PRIORITY, TABLE) + u32(FRA_TABLE, TABLE) + u8(FRA_PROTOCOL, PROTOCOL)
+    tail = u32(FRA_PRIORITY, TABLE) + u32(FRA_TABLE, TABLE) + u8(FRA_PROTOCOL, PROTOCOL)
+    return head + attribute(FRA_SRC, packed) + tail
 
 
 def parse_own_rule(payload: bytes) -> str | None:
@@ -449,7 +446,3 @@ def table_of(payload: bytes) -> int:
 def interface_of(payload: bytes) -> int:
     found = attributes(payload, ROUTE_HEADER.size)
     return to_u32(found[RTA_OIF]) if RTA_OIF in found else 0
-
-
-def encode_new_route(payload: bytes) -> bytes:
-    return message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, payload)

@@ -18,6 +18,7 @@ from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
 from kroute.kernel.inotify import IN_CREATE, DirectoryChanges
 from kroute.kernel.ipset import (
     ATTR_ADT,
+    SetDefinition,
     encode_create,
     encode_entry,
     parse_definition,
@@ -127,7 +128,7 @@ FAMILY = GENERIC_HEADER.pack(1, 1, 0) + u16(1, 0x20) + text(2, "IPVS")
 MARK = GENERIC_HEADER.pack(1, 1, 0) + nested(
     messages.ATTR_SERVICE, u16(messages.SVC_AF, 2), u32(messages.SVC_FWMARK, 9)
 )
-SET = NFGEN + encode_create("KROUTE", "hash:ip,port", 5, 2, 1024, 65536)
+SET = NFGEN + encode_create(SetDefinition("KROUTE", "hash:ip,port"), 5)
 PORTS, NETS = ("ip", "port"), ("ip", "port", "net")
 PORT4, PORT6 = encode_entry(PORTS, ("10.0.0.1", 6, 80)), encode_entry(PORTS, ("fd00::1", 6, 80))
 NET4 = encode_entry(NETS, ("10.0.0.1", 6, 80, "10.0.0.0/8"))
