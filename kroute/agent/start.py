@@ -15,10 +15,10 @@ from contextlib import AsyncExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from kroute.base.backoff import exhaustion, retry_when_exhausted
+from kroute.base.backoff import exhaustion
 from kroute.model.kinds import watched
 from kroute.runtime import memory
-from kroute.runtime.runner import stop_signal, unless
+from kroute.runtime.runner import begun, stop_signal, unless
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
@@ -56,7 +56,7 @@ async def serve(settings: Settings, loop_watch: "LoopWatch") -> int:
         stack.enter_context(memory.seldom())
         cluster = await unless(stop, _followed_early(settings, stack))
         memory.return_large_blocks()  # before a list comes
-        await unless(stop, retry_when_exhausted("loading kroute's modules", _load))
+        await begun(stop, "loading kroute's modules", _load)
         if stop.is_set():
             return 0
         from kroute.agent import wiring  # noqa: PLC0415

@@ -6,9 +6,10 @@ while a slice is planned goes out with the next slice; nothing waits for a timer
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,7 +26,7 @@ from kroute.firewall.succession import replace_others
 from kroute.inspect import agent_socket
 from kroute.inspect.agent_socket import Answer
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
-from kroute.model.kinds import watched
+from kroute.model.kinds import WatchedKind, watched
 from kroute.model.node_facts import ApiFacts, NodeInterfaces, node_facts
 from kroute.model.objects import Change
 from kroute.model.plan import NodePlan, Plan, Problem
@@ -34,7 +35,8 @@ from kroute.reconcile.broadcaster import Broadcaster
 from kroute.runtime import memory
 from kroute.runtime.memory import GcTuning
 from kroute.runtime.on_demand import OnDemand
-from kroute.runtime.runner import opened, unless
+from kroute.runtime.runner import begun, run_claimed
+from kroute.runtime.source import Source
 from kroute.runtime.state_dir import AnotherKrouteError, StateDirectory
 from kroute.settings import WAIT, Settings
 from kroute.settings.text import without_user
@@ -44,14 +46,12 @@ from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder, log_node
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
-from kroute.telemetry.statistics import NewestMeasurements, Statistics, WatchStatistics, watch_statistics
+from kroute.telemetry.statistics import NewestMeasurements, Statistics, watch_statistics
 from kroute.watchers import Sink
 from kroute.watchers.kubernetes.requests import ApiUse
-from kroute.watchers.kubernetes.server_presence import ApiWriter
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 
 if TYPE_CHECKING:
-    from kroute.checks.cluster_proxies import Reader
     from kroute.migration.take_over import TakeOver
     from kroute.watchers.kubernetes.watcher import FollowedCluster
 
@@ -66,21 +66,12 @@ SLICE = 64
 WORK = 4000
 """Virtual servers, real servers and set entries planned at most between two looks at the event loop."""
 
-Follow = Callable[[Sink], Coroutine[None, None, None]]
-"""Passes every change of Services, EndpointSlices and the Node on to a sink, until cancelled."""
-
-FollowApi = Callable[[Callable[[ApiFacts], None]], Coroutine[None, None, None]]
-"""Passes on what the way to the API says whenever that changes, until cancelled."""
-
 
 class Agent:
     """kroute on one node, which has these `interfaces` and this `kernel`. The caller keeps `kernel` open meanwhile.
 
-    `firewall` is the backend that was chosen, which the settings name. `follow` delivers changes. `events` writes
-    Events; None: they are only logged. `loop_watch` watches the event loop in which the agent runs. `watches` returns
-    the counters of each watch, `api_use` those of the requests to the API server. `keep_to` takes the node's own
-    addresses, whenever they change. `api` asks the cluster which other service proxies are meant for this node.
-    `faults` says what of the source cannot be read.
+    `firewall` is the backend that was chosen, which the settings name. `loop_watch` watches the event loop in which the
+    agent runs.
     """
 
     def __init__(
@@ -89,28 +80,17 @@ class Agent:
         interfaces: NodeInterfaces,
         kernel: NodeKernel,
         firewall: Choice,
-        follow: Follow,
-        events: ApiWriter | None = None,
-        *,
+        source: Source,
         loop_watch: LoopWatch,
-        watches: Callable[[], dict[str, WatchStatistics]] = dict,
-        api_use: Callable[[], ApiUse] = ApiUse,
-        follow_api: FollowApi | None = None,
-        api: "Reader | None" = None,
-        keep_to: Callable[[frozenset[str]], None] | None = None,
-        faults: Callable[[], list[str]] = list,
     ) -> None:
         self._settings = settings
         self._kernel = kernel
-        self._keep_to = keep_to
-        self._follow = follow
-        self._follow_api = follow_api
-        self._watches = watches
-        self._api_use = api_use
+        self._source = source
         self._loop_watch = loop_watch
         self._changes = ChangeObserver(settings.node_name)
         self._catalog = Catalog(settings, node_facts(settings, None, interfaces))
         self._broadcaster = Broadcaster()
+        events = source.api.when_up if source.api is not None else None  # without it they are only logged
         self._recorder = EventRecorder(settings.node_name, self._catalog.uid_of, events)
         self._changed = asyncio.Event()
         self._gc_tuning = GcTuning()
@@ -123,7 +103,7 @@ class Agent:
             settings,
             report=self._recorder.report_on_node,
             take_back=self._proxy_gone,
-            api=api,
+            api=source.api,
             traces=self._traces.read,
         )
         parts = AgentParts(
@@ -134,7 +114,7 @@ class Agent:
             changes=self._changes,
             statistics=self._statistics,
             ownership=self._ownership,
-            faults=faults,
+            faults=source.faults,
         )
         self._observation = Observation(parts, self._recorder)
         self._answers = {**self._observation.answers, statistics.NEWEST_QUESTION: self._measured}
@@ -145,17 +125,15 @@ class Agent:
         async with AsyncExitStack() as stack:
             stack.enter_context(self._gc_tuning)
             await stack.enter_async_context(self._traces)
-            await unless(
-                stop, retry_when_exhausted("following the kernel", lambda: stack.enter_async_context(self._controllers))
-            )
+            await begun(stop, "following the kernel", lambda: stack.enter_async_context(self._controllers))
             answer = partial(agent_socket.serve, state_dir.path, self._answers, self._other_answers.get)
-            opening = retry_when_exhausted("opening the agent's socket", lambda: stack.enter_async_context(answer()))
-            keep_socket = await unless(stop, opening)
+            keep_socket = await begun(stop, "opening the agent's socket", lambda: stack.enter_async_context(answer()))
             if keep_socket is None or stop.is_set():
                 return
             async with asyncio.TaskGroup() as group:
                 background = [
-                    group.create_task(self._follow(self._take), name="follow"),
+                    group.create_task(self._source.follow(self._take), name="follow"),
+                    group.create_task(self._source.follow_api(self._take_api), name="api facts"),
                     group.create_task(self._node_watcher.run(), name="node"),
                     group.create_task(self._plan(), name="plan"),
                     group.create_task(self._recorder.run(), name="events"),
@@ -164,8 +142,6 @@ class Agent:
                     group.create_task(self._observation.run(), name="observation"),
                     group.create_task(keep_socket(), name="socket"),
                 ]
-                if self._follow_api is not None:
-                    background.append(group.create_task(self._follow_api(self._take_api), name="api facts"))
                 serving = group.create_task(self._serve(), name="controllers")
                 await stop.wait()
                 log.info("kroute.stopping")
@@ -219,8 +195,7 @@ class Agent:
         self._changed.set()
 
     def _take_interfaces(self, interfaces: NodeInterfaces) -> None:
-        if self._keep_to is not None:
-            self._keep_to(interfaces.own)
+        self._source.keep_to(interfaces.own)
         self._catalog.set_interfaces(interfaces)
         self._changed.set()
 
@@ -272,13 +247,13 @@ class Agent:
 
     def _statistics(self) -> Statistics:
         return statistics.statistics(
-            self._watches(),
+            {kind: watch_statistics(reflector) for kind, reflector in self._source.reflectors.items()},
             self._broadcaster.statistics(),
             self._controllers.statistics(),
             dict(self._kernel.sockets),
             self._loop_watch.statistics(),
             self._changes.statistics(),
-            self._api_use(),
+            self._source.api.use() if self._source.api is not None else ApiUse(),
         )
 
     def _load_answers(self, firewall: Choice) -> Callable[[], Mapping[str, Answer]]:
@@ -298,9 +273,7 @@ async def serve(
 
     `cluster` is followed already (`kroute.agent.start`). Without it the source that the settings name is opened here.
     """
-    found = await unless(
-        stop, retry_when_exhausted("looking for what is missing", lambda: preflight.look_at_node(settings))
-    )
+    found = await begun(stop, "looking for what is missing", lambda: preflight.look_at_node(settings))
     if found is None:
         return 0
     choice, missing = found
@@ -309,23 +282,13 @@ async def serve(
     if missing or choice is None:
         return 1
     settings = settled(settings, choice)
-    async with AsyncExitStack() as claimed:
-        state_dir = await unless(stop, retry_when_exhausted("locking", lambda: _claimed(settings, claimed)))
-        if state_dir is None:
-            return 0
-        log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
-        log.info("firewall.chosen", backend=choice.name, why=choice.why)
-        async with AsyncExitStack() as stack:
-            make = partial(_agent, settings, choice, loop_watch, cluster)
-            agent = await unless(stop, retry_when_exhausted("starting", lambda: opened(stack, make)))
-            if agent is not None:
-                await agent.run(stop, state_dir)
-        cleaned = await _clean_up(settings, state_dir) if settings.cleanup_on_exit else True
-    log.info("kroute.stopped")
-    return 0 if cleaned else 1
+    clean_up = partial(_clean_up, settings) if settings.cleanup_on_exit else None
+    return await run_claimed(
+        stop, partial(_claimed, settings, choice), partial(_agent, settings, choice, loop_watch, cluster), clean_up
+    )
 
 
-async def _claimed(settings: Settings, stack: AsyncExitStack) -> StateDirectory:
+async def _claimed(settings: Settings, choice: Choice, stack: AsyncExitStack) -> StateDirectory:
     """The state directory, as soon as no other kroute runs here.
 
     Raises AnotherKrouteError if other proxies are not waited for.
@@ -333,7 +296,8 @@ async def _claimed(settings: Settings, stack: AsyncExitStack) -> StateDirectory:
     is_said = False
     while True:
         try:
-            return stack.enter_context(StateDirectory.claim(settings.state_dir))
+            state_dir = stack.enter_context(StateDirectory.claim(settings.state_dir))
+            break
         except AnotherKrouteError as error:
             if settings.other_proxies != WAIT:
                 raise
@@ -341,6 +305,9 @@ async def _claimed(settings: Settings, stack: AsyncExitStack) -> StateDirectory:
                 log.warning("kroute.waiting", proxy="kroute", why=str(error))
             is_said = True
         await asyncio.sleep(WAITING_LOOK)
+    log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
+    log.info("firewall.chosen", backend=choice.name, why=choice.why)
+    return state_dir
 
 
 async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:
@@ -354,39 +321,40 @@ async def _agent(
     choice: Choice,
     loop_watch: LoopWatch,
     cluster: "FollowedCluster | None",
+    _state_dir: StateDirectory,
     stack: AsyncExitStack,
 ) -> Agent:
     """An agent that follows the source that the settings name. `stack` closes the kernel and what is opened here."""
     interfaces = await read_node_interfaces(settings.dummy_interface)
     kernel = await stack.enter_async_context(open_kernel(settings.proc_sys, only=node_clients(settings)))
-    node = settings, interfaces, kernel, choice
-    directory = settings.manifests
-    if directory is not None:
-        from kroute.watchers.manifests import ManifestWatcher  # noqa: PLC0415  not for an API server
+    if settings.manifests is not None:
+        source = _manifests(settings.manifests, watched(settings))
+    else:
+        source = await _cluster(settings, cluster, stack)
+    return Agent(settings, interfaces, kernel, choice, source, loop_watch)
 
-        files: list[ManifestWatcher] = []
 
-        async def read(sink: Sink) -> None:
-            files.append(ManifestWatcher(directory, sink, watched(settings)))
-            await files[0].run()
+def _manifests(directory: Path, kinds: Iterable[WatchedKind]) -> Source:
+    from kroute.watchers.manifests import ManifestWatcher  # noqa: PLC0415  not for an API server
 
-        return Agent(*node, read, loop_watch=loop_watch, faults=lambda: [it for one in files for it in one.faults])
+    files: list[ManifestWatcher] = []
+
+    async def follow(sink: Sink) -> None:
+        files.append(ManifestWatcher(directory, sink, kinds))
+        await files[0].run()
+
+    return Source(follow, faults=lambda: [fault for watcher in files for fault in watcher.faults])
+
+
+async def _cluster(settings: Settings, cluster: "FollowedCluster | None", stack: AsyncExitStack) -> Source:
     from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  not for manifests
     from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher  # noqa: PLC0415
     from kroute.watchers.kubernetes.watcher import followed  # noqa: PLC0415
 
     if cluster is None:
         cluster = await stack.enter_async_context(followed(await Api.open(settings), watched(settings)))
-    api, reflectors = cluster.api, cluster.watcher.reflectors
+    api = cluster.api
     log.info("api.configured", server=without_user(api.server))
-    return Agent(
-        *node,
-        cluster.pass_on,
-        api.when_up,
-        loop_watch=loop_watch,
-        watches=lambda: {kind: watch_statistics(reflector) for kind, reflector in reflectors.items()},
-        api_use=api.use,
-        follow_api=lambda notify: ApiFactsWatcher(api, notify).run(),
-        api=api,
-        keep_to=api.peers.keep_to,
+    return Source(
+        cluster.pass_on, api, cluster.watcher.reflectors, follow_api=lambda notify: ApiFactsWatcher(api, notify).run()
     )

@@ -33,7 +33,7 @@ from kroute.model.probes import Probe
 from kroute.model.steps import UNITS_A_STEP, Batch, Meter, Steps, finish
 from kroute.planning.address_conflicts import AddressClaims, Claimant, ranked
 from kroute.planning.address_owners import API_SERVER, AddressOwners
-from kroute.planning.backend_slices import BackendSlice, addresses_of, read_slice
+from kroute.planning.backend_slices import SlicesOfServices, addresses_of
 from kroute.planning.frontends import Frontends
 from kroute.settings import Settings
 
@@ -52,8 +52,7 @@ class DirectorCatalog:
         self._machine = machine
         self._initial_sync = InitialSync(KINDS)
         self._services: dict[ObjectKey, Service] = {}
-        self._slices: dict[ObjectKey, dict[ObjectKey, BackendSlice]] = {}
-        self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
+        self._slices = SlicesOfServices()
         self._nodes: dict[ObjectKey, DirectorNode] = {}
         self._taking_traffic = TakingTraffic(())
         self._have_nodes_changed = False
@@ -175,20 +174,11 @@ class DirectorCatalog:
         self._have_nodes_changed = True
 
     def _place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
-        """Put a slice under the Service that it names, and remove it from the one that it named before."""
-        before = self._service_of_slice.pop(key, None)
-        if before is not None:
-            self._slices[before].pop(key)
-            if not self._slices[before]:
-                del self._slices[before]
-            self._dirty[before] = None
-        service = piece.service_key if piece is not None else None
-        if piece is not None and service is not None:
-            self._service_of_slice[key] = service
-            self._slices.setdefault(service, {})[key] = read_slice(piece)
+        """Put a slice under the Service that it names, and mark all that this affects."""
+        for service in self._slices.place(key, piece):
             self._dirty[service] = None
-        if API_SERVER in {before, service}:
-            self._mark(*self._owners.place_api_servers(addresses_of(self._slices.get(API_SERVER, {}).values())))
+            if service == API_SERVER:
+                self._mark(*self._owners.place_api_servers(addresses_of(self._slices.of(service))))
 
     def _settling_claims(self) -> Steps[dict[ObjectKey, Frontends]]:
         """Renew the claims of the marked Services, and mark the Services that this affects.
@@ -217,7 +207,7 @@ class DirectorCatalog:
             return ServicePlan(key)
         planned = yield from planning_director(
             service,
-            tuple(self._slices.get(key, {}).values()),
+            self._slices.of(key),
             self._taking_traffic,
             self._settings,
             self._claims.held_by_others(key),

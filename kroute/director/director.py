@@ -6,20 +6,19 @@ As in the agent, everything runs in one event loop, changes go into the catalog 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from functools import partial
 
 import structlog
 
 from kroute import __version__
-from kroute.base.backoff import retry_when_exhausted
 from kroute.checks import preflight
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.direct_routing import DirectRouting
 from kroute.director.election import Election
 from kroute.director.identity import Identity
-from kroute.director.lease import LeaseLock, LeaseRequests, Role
+from kroute.director.lease import LeaseLock, Role
 from kroute.director.machine import OwnAddresses, machine_facts
 from kroute.director.probes import NodeProbes
 from kroute.director.settings import DirectorSettings
@@ -37,14 +36,13 @@ from kroute.reconcile.batches import in_turns
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.ledger import Ledger
 from kroute.runtime.namespace_lock import Role as LockRole
-from kroute.runtime.runner import opened, stop_signal, unless
+from kroute.runtime.runner import begun, run_claimed, stop_signal
+from kroute.runtime.source import Source
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings.text import without_user
 from kroute.telemetry.events import EventRecorder
-from kroute.watchers import Sink
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher
-from kroute.watchers.kubernetes.server_presence import ApiWriter
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 
 log = structlog.get_logger(__name__)
@@ -58,15 +56,9 @@ PAUSES_FOR_VERDICTS = 4
 the nodes of a large Service fail and recover all the time gets a fifth of the planning."""
 LONGEST_PAUSE_FOR_VERDICTS = 1.0
 
-Follow = Callable[[Sink], Coroutine[None, None, None]]
-FollowApi = Callable[[Callable[[ApiFacts], None]], Coroutine[None, None, None]]
-"""Passes on what the way to the API says whenever that changes, until cancelled."""
-
 
 class Director:
-    """A director with these settings. `requests` are for the Lease, `events` writes Events, `pause` sleeps between two
-    looks at the Lease, or less if the API server comes back. `keep_to` takes the machine's addresses, whenever they
-    change. `is_away` says whether the API server does not answer, `server` which one is in use.
+    """A director with these settings, of the cluster whose API server `api` asks.
 
     `interfaces` is what the machine's interfaces say at the start. Of the kernel it uses IPVS, the addresses, the
     sysctls and a monitor.
@@ -75,15 +67,7 @@ class Director:
     def __init__(
         self,
         settings: DirectorSettings,
-        follow: Follow,
-        follow_api: FollowApi,
-        requests: LeaseRequests,
-        events: ApiWriter,
-        *,
-        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        keep_to: Callable[[frozenset[str]], None] | None = None,
-        is_away: Callable[[], bool] = lambda: False,
-        server: Callable[[], str] = str,
+        api: Api,
         identity: Identity,
         interfaces: NodeInterfaces,
         ledger: Ledger,
@@ -91,20 +75,18 @@ class Director:
     ) -> None:
         common = settings.common
         self._settings = settings
-        self._follow = follow
-        self._follow_api = follow_api
-        self._keep_to = keep_to
-        self._is_away = is_away
-        self._server = server
+        self._api = api
+        self._source = Source(
+            partial(follow, api, settings.selector), api, follow_api=lambda notify: ApiFactsWatcher(api, notify).run()
+        )
         self._started = time.time()
-        self._ledger = ledger
         self._own_addresses = OwnAddresses(ledger)
         self._interfaces = self._own_addresses.without_vips(interfaces)
-        self._api = NO_API
+        self._api_facts = NO_API
         self._catalog = DirectorCatalog(common, machine_facts(common, self._interfaces))
         self._node_watcher = NodeWatcher(common.dummy_interface, self._take_interfaces)
         self._broadcaster = Broadcaster()
-        self._recorder = EventRecorder(common.node_name, self._catalog.uid_of, events)
+        self._recorder = EventRecorder(common.node_name, self._catalog.uid_of, api.when_up)
         self._changed = asyncio.Event()
         self._probes = NodeProbes(settings.probes, self._changed.set)
         self._monitor = kernel.monitor(only_interface=settings.vip_interface, routes=False)
@@ -122,14 +104,14 @@ class Director:
         )
         lease = settings.lease
         self._election = Election(
-            LeaseLock(requests, lease.namespace, lease.name),
+            LeaseLock(api, lease.namespace, lease.name),
             str(identity),
             lease,
             lambda role: self._routing.lead(role is Role.ACTIVE),
             self._routing.live.is_set,
             new_identity=identity.renew,
             attempted=self._routing.confirm,
-            sleep=pause,
+            sleep=api.presence.sleep,  # less if the API server comes back
         )
 
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
@@ -141,19 +123,17 @@ class Director:
             support.RECENT: support.recent_answer,
         }
         async with AsyncExitStack() as stack:
-            follow = retry_when_exhausted(
-                "following the machine's addresses", lambda: stack.enter_async_context(self._monitor)
-            )
-            await unless(stop, follow)
+            await begun(stop, "following the machine's addresses", lambda: stack.enter_async_context(self._monitor))
             answer = partial(agent_socket.serve, state_dir.path, answers)
-            opening = retry_when_exhausted("opening the director's socket", lambda: stack.enter_async_context(answer()))
-            keep_socket = await unless(stop, opening)
+            keep_socket = await begun(
+                stop, "opening the director's socket", lambda: stack.enter_async_context(answer())
+            )
             if keep_socket is None or stop.is_set():
                 return
             async with asyncio.TaskGroup() as group:
                 background = [
-                    group.create_task(self._follow(self._take), name="follow"),
-                    group.create_task(self._follow_api(self._take_api), name="api facts"),
+                    group.create_task(self._source.follow(self._take), name="follow"),
+                    group.create_task(self._source.follow_api(self._take_api), name="api facts"),
                     group.create_task(self._node_watcher.run(), name="machine"),
                     group.create_task(self._plan(), name="plan"),
                     group.create_task(self._probes.run(), name="probes"),
@@ -189,17 +169,16 @@ class Director:
         self._changed.set()
 
     def _take_interfaces(self, interfaces: NodeInterfaces) -> None:
-        if self._keep_to is not None:
-            self._keep_to(interfaces.own)
+        self._source.keep_to(interfaces.own)
         self._interfaces = self._own_addresses.without_vips(interfaces)
         self._renew_machine()
 
     def _take_api(self, api: ApiFacts) -> None:
-        self._api = api
+        self._api_facts = api
         self._renew_machine()
 
     def _renew_machine(self) -> None:
-        self._catalog.set_machine(machine_facts(self._settings.common, self._interfaces, self._api))
+        self._catalog.set_machine(machine_facts(self._settings.common, self._interfaces, self._api_facts))
         self._changed.set()
 
     async def _plan(self) -> None:
@@ -252,8 +231,8 @@ class Director:
             queues=self._broadcaster.statistics(),
             work=self._routing.statistics(),
             failing=[f"{probe.kind} {probe.address} port {probe.port}" for probe in self._probes.failing],
-            is_away=self._is_away() or self._election.has_missed,
-            server=self._server(),
+            is_away=self._api.presence.is_away or self._election.has_missed,
+            server=without_user(self._api.server),
         )
         return encode(director_status(parts, await _kernel_table()))
 
@@ -267,25 +246,14 @@ async def _kernel_table() -> snapshot.KernelTable:
 async def serve(settings: DirectorSettings) -> int:
     """Run a director until SIGTERM. Returns the exit code."""
     stop = stop_signal()
-    look = retry_when_exhausted(
-        "looking for what is missing", lambda: preflight.missing_prerequisites(preflight.DIRECTOR)
+    missing = await begun(
+        stop, "looking for what is missing", lambda: preflight.missing_prerequisites(preflight.DIRECTOR)
     )
-    missing = await unless(stop, look)
     if missing:
         for prerequisite in missing:
             log.error("prerequisite.missing", prerequisite=prerequisite)
         return 1
-    async with AsyncExitStack() as claimed:
-        state_dir = await unless(stop, retry_when_exhausted("locking", lambda: _claim(settings, claimed)))
-        if state_dir is None:
-            return 0
-        async with AsyncExitStack() as stack:
-            make = partial(_director, settings, state_dir)
-            director = await unless(stop, retry_when_exhausted("starting", lambda: opened(stack, make)))
-            if director is not None:
-                await director.run(stop, state_dir)
-    log.info("kroute.stopped")
-    return 0
+    return await run_claimed(stop, partial(_claim, settings), partial(_director, settings))
 
 
 async def _claim(settings: DirectorSettings, stack: AsyncExitStack) -> StateDirectory:
@@ -299,21 +267,7 @@ async def _director(settings: DirectorSettings, state_dir: StateDirectory, stack
     api = await stack.enter_async_context(await Api.open(common))
     ledger = stack.enter_context(closing(Ledger.open(common.state_dir)))
     kernel = await stack.enter_async_context(open_kernel(common.proc_sys, only=("ipvs", "addresses")))
-    director = Director(
-        settings,
-        partial(follow, api, settings.selector),
-        lambda notify: ApiFactsWatcher(api, notify).run(),
-        api,
-        api.when_up,
-        pause=api.presence.sleep,
-        keep_to=api.peers.keep_to,
-        is_away=lambda: api.presence.is_away,
-        server=lambda: without_user(api.server),
-        identity=identity,
-        interfaces=await read_node_interfaces(common.dummy_interface),
-        ledger=ledger,
-        kernel=kernel,
-    )
+    director = Director(settings, api, identity, await read_node_interfaces(common.dummy_interface), ledger, kernel)
     log.info("kroute.starting", version=__version__, director=str(identity), interface=settings.vip_interface)
     log.info("api.configured", server=without_user(api.server))
     return director

@@ -6,19 +6,19 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, suppress
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from kroute.base.backoff import exhaustion
+from kroute.base.backoff import exhaustion, retry_when_exhausted
 from kroute.kernel.errors import KernelError
 from kroute.reconcile.ledger import LedgerError
-from kroute.runtime.state_dir import StateDirectoryError
+from kroute.runtime.state_dir import StateDirectory, StateDirectoryError
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
 log = structlog.get_logger(__name__)
 
-Program = TypeVar("Program")
 T = TypeVar("T")
 REFUSALS = (ConfigurationError, StateDirectoryError, KernelError, LedgerError)
 """Errors that end kroute with a sentence instead of a traceback."""
@@ -28,6 +28,13 @@ MOST_LOOK_UPS = 2
 """Look-ups at once. The next ones wait for a thread to end."""
 LOOK_UP_WITHIN = 5.0
 """Seconds for one look-up, its wait included."""
+
+
+class Program(Protocol):
+    """An agent or a director."""
+
+    async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
+        """Run until `stop` is set."""
 
 
 def stop_signal() -> asyncio.Event:
@@ -83,7 +90,35 @@ async def unless(stop: asyncio.Event, starting: Awaitable[T]) -> T | None:
         return None
 
 
-async def opened(stack: AsyncExitStack, make: Callable[[AsyncExitStack], Awaitable[Program]]) -> Program:
+async def begun(stop: asyncio.Event, what: str, begin: Callable[[], Awaitable[T]]) -> T | None:
+    """The result of `begin`, which is tried again while the system lacks a resource; None as soon as `stop` is set."""
+    return await unless(stop, retry_when_exhausted(what, begin))
+
+
+async def run_claimed(
+    stop: asyncio.Event,
+    claim: Callable[[AsyncExitStack], Awaitable[StateDirectory]],
+    make: Callable[[StateDirectory, AsyncExitStack], Awaitable[Program]],
+    clean_up: Callable[[StateDirectory], Awaitable[bool]] | None = None,
+) -> int:
+    """Claim the state directory, make a program, and run it until `stop` is set. Returns the exit code.
+
+    The stacks close what `claim` and `make` open. `clean_up` follows the program's end, and says whether it succeeded.
+    """
+    async with AsyncExitStack() as claimed:
+        state_dir = await begun(stop, "locking", lambda: claim(claimed))
+        if state_dir is None:
+            return 0
+        async with AsyncExitStack() as stack:
+            program = await begun(stop, "starting", lambda: opened(stack, partial(make, state_dir)))
+            if program is not None:
+                await program.run(stop, state_dir)
+        is_clean = clean_up is None or await clean_up(state_dir)
+    log.info("kroute.stopped")
+    return 0 if is_clean else 1
+
+
+async def opened(stack: AsyncExitStack, make: Callable[[AsyncExitStack], Awaitable[T]]) -> T:
     """One attempt at a program whose parts `stack` is to close: when it fails, what it has opened is closed again."""
     async with AsyncExitStack() as attempt:
         program = await make(attempt)

@@ -12,6 +12,7 @@ from kroute.model.objects import Applied
 from kroute.model.plan import NodePlan
 from kroute.planning.features.weights import sources
 from kroute.reconcile.broadcaster import Subscription
+from kroute.runtime.source import Source
 from kroute.telemetry.loop_watch import LoopWatch
 from tests.builders import (
     LISTED,
@@ -37,7 +38,7 @@ def new_agent() -> Agent:
     interfaces = NodeInterfaces(frozenset({NODE_IPV4}), (NODE_IPV4,))
     choice = Choice("iptables", "the test says so")
     kernel = FakeNodeKernel.of(FakeKernel())
-    return Agent(settings(firewall=choice.name), interfaces, kernel, choice, nothing, loop_watch=LoopWatch())
+    return Agent(settings(firewall=choice.name), interfaces, kernel, choice, Source(nothing), LoopWatch())
 
 
 async def taken(subscription: Subscription) -> list[str]:

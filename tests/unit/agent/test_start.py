@@ -19,6 +19,7 @@ from kroute.director import director
 from kroute.firewall import backend, succession
 from kroute.kernel import modules
 from kroute.kernel.net.addresses import Addresses, InterfaceAddress
+from kroute.runtime import runner
 from kroute.settings import Settings
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.watchers.kubernetes.errors import ConfigurationError
@@ -127,8 +128,7 @@ async def test_one_that_waits_for_a_resource_is_stopped(
     async def without(what: str, attempt: Callable[[], Awaitable[object]]) -> object:
         return await retry_when_exhausted(what, fail if what == step else attempt)
 
-    for module in (wiring, director, start):
-        monkeypatch.setattr(module, "retry_when_exhausted", without)
+    monkeypatch.setattr(runner, "retry_when_exhausted", without)
     async with ApiServer() as server, asyncio.timeout(PATIENCE):
         settings = Settings(
             node_name="n", master=(server.url,), state_dir=tmp_path, external_ip_ranges=("203.0.113.0/24",)
