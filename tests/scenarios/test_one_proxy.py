@@ -233,23 +233,31 @@ async def test_kroute_waits_beside_kube_proxy_takes_over_when_it_is_deleted_and_
 ) -> None:
     """Nothing is written while kube-proxy lives, restarts or crashes; no connection fails on the way there and back."""
     async with scene(mode, program_of(kind)) as made:
-        trace = tmp_path / "trace"
-        async with traffic(made, record_property, f"{kind}, {mode}, kube-proxy's end") as load:
-            before = made.node.snapshot()
-            agent = await made.kroute(trace=trace)
-            await made.waits(f"mode {mode}")
-            await load.goes_on(200)
-            assert not before.diff(made.node.snapshot())
+        agent = await takes_over(made, tmp_path / "trace", record_property, f"{kind}, {mode}")
+        await hands_back(made, agent, record_property, f"{kind}, {mode}")
+
+
+async def takes_over(
+    made: Scene, trace: Path, record: Callable[[str, object], None], what: str, *, restarts: bool = True
+) -> KrouteProcess:
+    """Install kroute beside kube-proxy, and delete kube-proxy, which `restarts` before."""
+    async with traffic(made, record, f"{what}, kube-proxy's end") as load:
+        before = made.node.snapshot()
+        agent = await made.kroute(trace=trace)
+        await made.waits(f"mode {made.proxy.mode}")
+        await load.goes_on(200)
+        assert not before.diff(made.node.snapshot())
+        if restarts:
             await waits_through_restarts(made, load)
-            assert writes(trace) == []
-            assert reads(trace), "the trace shows what kroute asks the kernel"
-            stop_tracing(agent.pid)
-            await made.proxy.delete()
-            await agent.ready()
-            await nothing_is_left(made.node)
-            assert made.said_of_proxies() == {"WaitingForServiceProxy", "ServiceProxyGone"}
-            await load.goes_on(100)
-        await hands_back(made, agent, record_property, f"{kind}, {mode}, the way back")
+        assert writes(trace) == []
+        assert reads(trace), "the trace shows what kroute asks the kernel"
+        stop_tracing(agent.pid)
+        await made.proxy.delete()
+        await agent.ready()
+        await nothing_is_left(made.node)
+        assert made.said_of_proxies() == {"WaitingForServiceProxy", "ServiceProxyGone"}
+        await load.goes_on(100)
+    return agent
 
 
 async def hands_back(made: Scene, agent: KrouteProcess, record: Callable[[str, object], None], what: str) -> None:
@@ -265,7 +273,7 @@ async def hands_back(made: Scene, agent: KrouteProcess, record: Callable[[str, o
         made.proxy.deploy()
         await made.proxy.start()
     else:
-        async with traffic(made, record, what) as load:
+        async with traffic(made, record, f"{what}, the way back") as load:
             assert await agent.terminate() == 0
             made.proxy.deploy()
             await made.proxy.start()
@@ -318,19 +326,13 @@ async def waits_through_restarts(made: Scene, load: Load) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES[1:2])  # the mode whose virtual servers are adopted
-async def test_a_node_with_1000_services_is_taken_over_without_a_failed_connection(
-    mode: str, record_property: Callable[[str, object], None]
+async def test_a_node_with_1000_services_is_taken_over_and_handed_back_without_a_failed_connection(
+    mode: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    async with (
-        scene(mode, None, services=1000) as made,
-        traffic(made, record_property, f"1,000 Services, {mode}, kube-proxy's end") as load,
-    ):
-        agent = await made.kroute()
-        await made.waits(f"mode {mode}")
-        await made.proxy.delete()
-        await agent.ready()
-        await nothing_is_left(made.node)
-        await load.goes_on(100)
+    async with scene(mode, None, services=1000) as made:
+        what = f"1,000 Services, {mode}"
+        agent = await takes_over(made, tmp_path / "trace", record_property, what, restarts=False)
+        await hands_back(made, agent, record_property, what)
 
 
 @pytest.mark.parametrize("mode", MODES)
