@@ -85,13 +85,13 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     is_tunnelled: bool = False
     ejection: Ejection | None = None
 
-    def renewing(self, before: "VirtualServer | None") -> "VirtualServer":
+    def sharing_parts_of(self, before: "VirtualServer | None") -> "VirtualServer":
         """The same value, with equal parts of `before` in place of its own."""
         if before is None:
             return self
         if self == before:
             return before
-        real_servers = _renewed(self.real_servers, before.real_servers)
+        real_servers = _shared(self.real_servers, before.real_servers)
         return msgspec.structs.replace(self, key=before.key, real_servers=real_servers)
 
 
@@ -229,7 +229,7 @@ def quoted(text: str) -> str:
     return repr(shortened(text))
 
 
-def _renewed(after: tuple[T, ...], before: tuple[T, ...]) -> tuple[T, ...]:
+def _shared(after: tuple[T, ...], before: tuple[T, ...]) -> tuple[T, ...]:
     """Replace each element that equals one of `before` by that one."""
     if after == before:
         return before
@@ -263,21 +263,20 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
         """Whether both are equal apart from their generations."""
         return self is other or msgspec.structs.replace(self, generation=other.generation) == other
 
-    def renewing(self, before: "ServicePlan | None", generation: int) -> "ServicePlan":
-        """The same plan with this generation, and with equal parts of `before` in place of its own.
+    def sharing_parts_of(self, before: "ServicePlan") -> "ServicePlan":
+        """The same plan, with equal parts of `before` in place of its own.
 
         So an index that holds parts of plans, such as keys, never holds two equal objects.
         """
-        if before is None:
-            return msgspec.structs.replace(self, generation=generation)
         servers = {server.key: server for server in before.virtual_servers}
         return msgspec.structs.replace(
             self,
             key=before.key,
-            generation=generation,
-            virtual_servers=tuple([server.renewing(servers.get(server.key)) for server in self.virtual_servers]),
-            vips=_renewed(self.vips, before.vips),
-            set_entries=_renewed(self.set_entries, before.set_entries),
+            virtual_servers=tuple(
+                [server.sharing_parts_of(servers.get(server.key)) for server in self.virtual_servers]
+            ),
+            vips=_shared(self.vips, before.vips),
+            set_entries=_shared(self.set_entries, before.set_entries),
         )
 
     @property
@@ -311,10 +310,9 @@ class NodePlan(msgspec.Struct, frozen=True, gc=False):
         """Whether both are equal apart from their generations."""
         return self is other or msgspec.structs.replace(self, generation=other.generation) == other
 
-    def renewing(self, before: "NodePlan | None", generation: int) -> "NodePlan":
-        """The same plan with this generation, and with equal set entries of `before` in place of its own."""
-        entries = self.set_entries if before is None else _renewed(self.set_entries, before.set_entries)
-        return msgspec.structs.replace(self, generation=generation, set_entries=entries)
+    def sharing_parts_of(self, before: "NodePlan") -> "NodePlan":
+        """The same plan, with equal set entries of `before` in place of its own."""
+        return msgspec.structs.replace(self, set_entries=_shared(self.set_entries, before.set_entries))
 
 
 Plan: TypeAlias = ServicePlan | NodePlan

@@ -257,14 +257,9 @@ def _slice_port(
     port: EndpointPort, endpoints: Iterable[tuple[str, Traits]], known: dict[RealServer, RealServer]
 ) -> SlicePort:
     number = port.port or 0
-    return SlicePort(port_key(port.name or "", port.protocol), number, _real_servers(endpoints, number, known))
-
-
-def _real_servers(
-    endpoints: Iterable[tuple[str, Traits]], port: int, known: dict[RealServer, RealServer]
-) -> tuple[RealServer, ...]:
-    real_servers = [RealServer(address, port) for address, _ in endpoints]
-    return tuple([known.get(server, server) for server in real_servers] if known else real_servers)
+    real_servers = [RealServer(address, number) for address, _ in endpoints]
+    shared = [known.get(server, server) for server in real_servers] if known else real_servers
+    return SlicePort(port_key(port.name or "", port.protocol), number, tuple(shared))
 
 
 def _traits(node_name: str | None, conditions: EndpointConditions, hints: EndpointHints | None) -> Traits:

@@ -290,7 +290,7 @@ class Catalog:
         if before is None:
             return None if plan.is_empty else plan
         yield sum([len(server.real_servers) for server in plan.virtual_servers]) // 4 + len(plan.set_entries) // 4
-        return None if plan.same_as(before) else plan.renewing(before, before.generation)
+        return None if plan.same_as(before) else plan.sharing_parts_of(before)
 
     def _newest(self, key: ObjectKey, frontends: Frontends | None) -> Steps[ServicePlan]:
         known, slices = self._services.get(key), self._slices.of(key)
@@ -334,7 +334,9 @@ class _OwnNode:
         annotations = self.item.metadata.annotations if self.item is not None else None
         problems = [*node_problems(self.item, self._settings), *unknown_annotations(annotations, "Node")]
         plan = plan_node(self._settings, self.facts, problems)
-        if self._plan is not None and plan.same_as(self._plan):
-            return None
-        self._plan = plan.renewing(self._plan, generation)
+        if self._plan is not None:
+            if plan.same_as(self._plan):
+                return None
+            plan = plan.sharing_parts_of(self._plan)
+        self._plan = msgspec.structs.replace(plan, generation=generation)
         return self._plan

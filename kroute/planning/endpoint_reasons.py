@@ -112,7 +112,7 @@ def viewing_service(
 def _viewing(
     endpoints: Endpoints, node: NodeFacts, *, only_local: bool, features: Iterable[FeatureStep]
 ) -> Steps[list[EndpointView]]:
-    """Each endpoint of a port, sorted, with the reason why it serves or does not. Takes the same steps as `choose`.
+    """Each endpoint of a port, sorted, with the reason why it serves or does not. Takes the same steps as a plan.
 
     If the Service is weighed, the reason of one that serves ends with its weight: `ready, weight 12 = pod 4 x node 3`.
     """

@@ -14,7 +14,7 @@ from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Service
 from kroute.model.plan import AddressSet, HealthCheck, Problem, Protocol, RealServer, SetEntry
-from kroute.model.steps import UNITS_A_STEP, Steps, finish, sort
+from kroute.model.steps import UNITS_A_STEP, Steps, sort
 from kroute.planning.backend_slices import BackendSlice, PortKey, Traits, first_backends
 from kroute.planning.options import LOCAL_OUTSIDE, alone
 
@@ -123,15 +123,6 @@ class ChoiceSteps(NamedTuple):
     """After hints: those near this node, if hints apply."""
 
 
-def choose(backends: Endpoints, node: NodeFacts, *, only_local: bool = False) -> Chosen:
-    """The endpoints that take new connections on this node, sorted by address and port.
-
-    These are the ready endpoints, or those of them near this node if hints apply. If none is ready, they are those that
-    still serve while they terminate. `only_local` is policy Local: endpoints of other nodes are left out first.
-    """
-    return finish(in_order(choice_steps(backends, node, only_local=only_local).chosen))
-
-
 def in_order(chosen: Chosen) -> Steps[Chosen]:
     """The endpoints sorted by address and port."""
     if len(chosen) > LONG:
@@ -142,7 +133,11 @@ def in_order(chosen: Chosen) -> Steps[Chosen]:
 
 
 def choice_steps(backends: Endpoints, node: NodeFacts, *, only_local: bool = False) -> ChoiceSteps:
-    """Choose endpoints as `choose` does, and keep the result of each step. Not sorted."""
+    """Choose the endpoints that take new connections on this node, and keep the result of each step. Not sorted.
+
+    These are the ready endpoints, or those of them near this node if hints apply. If none is ready, they are those that
+    still serve while they terminate. `only_local` is policy Local: endpoints of other nodes are left out first.
+    """
     allowed = list(backends.items())
     if only_local:
         allowed = [item for item in allowed if item[1].node_name == node.name]

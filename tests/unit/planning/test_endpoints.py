@@ -6,11 +6,12 @@ from itertools import permutations
 import pytest
 
 from kroute.model.addresses import Family
+from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Endpoint, EndpointPort, EndpointSlice
 from kroute.model.plan import RealServer
 from kroute.model.steps import finish
 from kroute.planning.backend_slices import NO_BOUND, BackendSlice, PortKey, Traits, read_slice
-from kroute.planning.endpoints import Endpoints, MergedSlices, choose, merging
+from kroute.planning.endpoints import Chosen, Endpoints, MergedSlices, choice_steps, in_order, merging
 from tests.builders import NODE, endpoint, endpoint_slice, facts, read
 
 UNNAMED = PortKey("", "TCP")
@@ -18,6 +19,10 @@ UNNAMED = PortKey("", "TCP")
 
 def merge(slices: Iterable[BackendSlice], family: str) -> MergedSlices:
     return finish(merging(slices, Family(family), NO_BOUND))
+
+
+def choose(endpoints: Endpoints, node: NodeFacts, *, only_local: bool = False) -> Chosen:
+    return finish(in_order(choice_steps(endpoints, node, only_local=only_local).chosen))
 
 
 def addresses(merged: MergedSlices, port: PortKey = UNNAMED) -> list[str]:

@@ -43,16 +43,6 @@ class WeightSource:
         raise NotImplementedError
 
 
-class Factor(msgspec.Struct, frozen=True):
-    """A part of a weight that is not 1, and whose it is."""
-
-    whose: str
-    value: int
-
-    def __str__(self) -> str:
-        return f"{self.whose} {self.value}"
-
-
 class _Found(NamedTuple):
     """The whole weight of a kind, and its share of the node's connections by locality; None: that plays no part."""
 
@@ -61,16 +51,17 @@ class _Found(NamedTuple):
 
 
 class Weight(msgspec.Struct, frozen=True):
-    """The weight of a real server: the whole one, the factors that are not 1, and the share as in `_Found`."""
+    """The weight of a real server: the whole one, the factors that are not 1 with whose they are, and the share as in
+    `_Found`."""
 
     whole: int
-    factors: tuple[Factor, ...]
+    factors: tuple[tuple[str, int], ...]
     share: Exact | None = None
 
     def __str__(self) -> str:
         """`12 = pod 4 x node 3`; with ~ if it was scaled."""
-        words = [str(factor) for factor in self.factors]
-        product = prod(factor.value for factor in self.factors)
+        words = [f"{whose} {value}" for whose, value in self.factors]
+        product = prod(value for _, value in self.factors)
         if self.share is not None:
             numerator, denominator = self.share
             words.append(f"locality {100 * numerator / denominator:.3g}% of this node's connections")
@@ -182,11 +173,11 @@ class Weighing(msgspec.Struct, FeatureStep, frozen=True):
         zones, nodes = self.by_service.zones, self.by_service.nodes
         return pod, node.weight, zones.get(node.zone or "", 1), nodes.get(name or "", 1), *others
 
-    def _factors(self, kind: Alike) -> tuple[Factor, ...]:
+    def _factors(self, kind: Alike) -> tuple[tuple[str, int], ...]:
         name = kind[0]
         by_service = (f"zone/{self.facts.nodes.of(name).zone}", f"node/{name}") if self.by_service is not None else ()
         names = "pod", "node", *by_service, *[source.whose for source in self.sources]
-        return tuple([Factor(*pair) for pair in zip(names, self._values(kind), strict=True) if pair[1] != 1])
+        return tuple([factor for factor in zip(names, self._values(kind), strict=True) if factor[1] != 1])
 
     def _has_places(self, kinds: Iterable[Alike]) -> bool:
         """Whether locality plays a part: the Service asks for it, and not all real servers are on one node."""

@@ -50,27 +50,15 @@ class Locality(NamedTuple):
         return f"prefer-{self.near}, spill {self.spill}%"
 
 
+def _remembered(parse: Callable[[str], Read[T]]) -> Callable[[str], Read[T]]:
+    """A Service is read several times for each plan. A text of any length may be read, but only short ones are kept."""
+    parse_once = lru_cache(maxsize=1 << 9)(parse)
+    return lambda text: (parse_once if len(text) <= LONGEST_REMEMBERED else parse)(text)
+
+
+@_remembered
 def read_weights(text: str) -> Read[ServiceWeights | None]:
     """Read `zone/NAME=WEIGHT,node/NAME=WEIGHT`. A part that is wrong is left out, and the others count."""
-    return _remembered(_parse_weights, text)
-
-
-def read_locality(text: str) -> Read[Locality | None]:
-    """Read `prefer-node` or `prefer-zone`, and `spill PERCENT%` behind a comma."""
-    return _remembered(_parse_locality, text)
-
-
-def _remembered(parse: Callable[[str], Read[T]], text: str) -> Read[T]:
-    """A Service is read several times for each plan. A text of any length may be read, but only short ones are kept."""
-    return _parse_once(parse, text) if len(text) <= LONGEST_REMEMBERED else parse(text)  # type: ignore[return-value]
-
-
-@lru_cache(maxsize=1 << 10)
-def _parse_once(parse: Callable[[str], object], text: str) -> object:
-    return parse(text)
-
-
-def _parse_weights(text: str) -> Read[ServiceWeights | None]:
     parts = text.split(",", MOST_WEIGHTS)
     read: dict[str, dict[str, int]] = {"zone": {}, "node": {}}
     refused = [f"there are more than {MOST_WEIGHTS:,} weights"] if len(parts) > MOST_WEIGHTS else []
@@ -100,7 +88,9 @@ def _take(part: str, read: dict[str, dict[str, int]]) -> str | None:
 _NEAR: dict[str, Locality] = {"prefer-node": Locality("node"), "prefer-zone": Locality("zone")}
 
 
-def _parse_locality(text: str) -> Read[Locality | None]:
+@_remembered
+def read_locality(text: str) -> Read[Locality | None]:
+    """Read `prefer-node` or `prefer-zone`, and `spill PERCENT%` behind a comma."""
     first, comma, rest = text.partition(",")
     locality = _NEAR.get(first.strip())
     if locality is None:
