@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from kroute.agent import start as start_of_an_agent
 from kroute.base import backoff
 from kroute.checks import running_proxies
-from kroute.director import director
+from kroute.director import wiring as director
 from kroute.director.settings import DirectorSettings
 from kroute.settings import ListenAddress, Settings
 from kroute.telemetry.loop_watch import LoopWatch

@@ -12,7 +12,6 @@ from kroute.cli.parameters.config_file import begin_log
 from kroute.cli.parameters.options import DURATION, INTERFACE, PROXY_NAME, TIMEOUT, Parsed, ParsedList, Setting
 from kroute.cli.parameters.run_options import common_settings, with_settings
 from kroute.cli.parameters.settings_command import SettingsCommand
-from kroute.director.director import serve
 from kroute.director.settings import (
     DEFAULTS,
     DirectorSettings,
@@ -22,6 +21,7 @@ from kroute.director.settings import (
     problem_with,
     problem_with_ranges,
 )
+from kroute.director.wiring import serve
 from kroute.model.probes import ProbeSettings
 from kroute.runtime.runner import run_to_the_end
 from kroute.settings import text

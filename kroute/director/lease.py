@@ -1,21 +1,33 @@
-"""The Lease by which directors agree on the active one, in the format of client-go's leader election.
+"""The Lease by which directors agree on the active one, and this director's identity in it.
 
-`coordination.k8s.io/v1` Lease: `holderIdentity` is empty when nobody holds it, `renewTime` and `acquireTime` are RFC
-3339 with microseconds. All other fields, such as annotations, are kept. Writes carry the resourceVersion that was read,
-so of two concurrent writes the second is refused.
+The format is that of client-go's leader election. `coordination.k8s.io/v1` Lease: `holderIdentity` is empty when nobody
+holds it, `renewTime` and `acquireTime` are RFC 3339 with microseconds. All other fields, such as annotations, are kept.
+Writes carry the resourceVersion that was read, so of two concurrent writes the second is refused.
 """
 
+import re
+import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 import msgspec
+import structlog
 
+from kroute.base.backoff import exhaustion
 from kroute.model.objects import Int32
+from kroute.runtime.state_dir import IDENTITY, StateDirectoryError
 from kroute.watchers.json_text import decoded
 
+log = structlog.get_logger(__name__)
+
 _API = "/apis/coordination.k8s.io/v1/namespaces"
+_decode_document = msgspec.json.Decoder(dict[str, Any]).decode
+_UUID = re.compile(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\n")
+_LENGTH = 37
+"""The size of the file with the uuid, in bytes."""
 
 
 class Role(Enum):
@@ -96,7 +108,6 @@ def timestamp(now: datetime) -> str:
 
 
 _decode_spec = msgspec.json.Decoder(_Document).decode
-_decode_document = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def _decode(body: bytes) -> Lease:
@@ -106,3 +117,69 @@ def _decode(body: bytes) -> Lease:
     if isinstance(metadata := document.get("metadata"), dict):
         metadata.pop("managedFields", None)
     return Lease(spec or LeaseSpec(), document)
+
+
+class Identity:
+    """The identity in the Lease of the one director that has claimed the state directory: `NAME_UUID`, as in client-go.
+
+    Two directors may have the same name, since two machines that were installed from one image have the same host name.
+    The uuid tells them apart. It is kept in the state directory, so that a director that was killed recognises its own
+    Lease and goes on.
+    """
+
+    def __init__(self, name: str, path: Path, unique: str) -> None:
+        self._name = name
+        self._path = path
+        self._unique = unique
+
+    def __str__(self) -> str:
+        return f"{self._name}_{self._unique}"
+
+    @classmethod
+    def open(cls, name: str, state_dir: Path) -> Self:
+        """The identity of the previous run, or a new one if none is stored or readable.
+
+        Raises:
+            StateDirectoryError: a new one cannot be stored, or the system lacks a resource.
+        """
+        path = state_dir / IDENTITY
+        try:
+            if (kept := _kept(path)) is not None:
+                return cls(name, path, kept)
+            identity = cls(name, path, str(uuid.uuid4()))
+            identity._keep()
+        except OSError as error:
+            raise StateDirectoryError(f"cannot keep this director's identity in {path}: {error.strerror}") from error
+        return identity
+
+    def renew(self) -> str:
+        """Take a new identity, and return it."""
+        self._unique = str(uuid.uuid4())
+        try:
+            self._keep()
+        except OSError as error:
+            consequence = "restarted, this director does not recognise its Lease and waits for it to expire"
+            log.warning("identity.not_kept", path=str(self._path), error=error.strerror, consequence=consequence)
+        return str(self)
+
+    def _keep(self) -> None:
+        """Store it.
+
+        A process that is killed during this gets a new one; no Lease can have been taken under this one yet.
+        """
+        self._path.write_text(f"{self._unique}\n")
+
+
+def _kept(path: Path) -> str | None:
+    """The content of the file, or None if it is no uuid.
+
+    Raises OSError when the system lacks a resource: the identity may be there all the same.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LENGTH + 1)
+    except OSError as error:
+        if exhaustion(error) is not None:
+            raise
+        return None
+    return text.decode().strip() if _UUID.fullmatch(text) else None

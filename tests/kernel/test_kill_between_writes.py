@@ -18,7 +18,7 @@ import pytest
 
 from kroute.controllers.ipvs.sysctls import SYSCTLS
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.controllers.service_proxy import bind_gate
+from kroute.controllers.service_proxy import readiness
 from kroute.firewall.backend import node_clients
 from kroute.kernel import modules
 from kroute.kernel.ipvs.client import Ipvs
@@ -211,7 +211,7 @@ def test_a_kill_at_each_point_around_a_write_of_the_ledger_is_a_restart(
     record_property: Callable[[str, object], None],
 ) -> None:
     for name in ("PATIENCE", "LONGEST_PATIENCE"):  # else a run on a busy machine binds before it sets routes
-        monkeypatch.setattr(bind_gate, name, 600.0)
+        monkeypatch.setattr(readiness, name, 600.0)
     prepare_namespace()
     assert in_child(lambda: serve(tmp_path / "warm", FIRST, [*SECOND, GONE])) == 0  # creates tables, which remain
     assert in_child(lambda: clean_up(tmp_path / "warm")) == 0

@@ -12,7 +12,7 @@ from kroute import __version__
 from kroute.checks import api_checks, cluster_proxies, node_checks
 from kroute.checks.preflight import NODE, of_firewall
 from kroute.cli.main import load
-from kroute.director import watch
+from kroute.director import wiring
 from kroute.model.kinds import WATCHED, WatchedKind, watched
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import DEFAULTS
@@ -90,7 +90,7 @@ class TestRights:
         assert granted(the("ClusterRole", with_component("pod-weights", tmp_path))) == needed
 
     def test_of_a_director(self) -> None:
-        kinds: tuple[WatchedKind, ...] = watch.watched("app=web")
+        kinds: tuple[WatchedKind, ...] = wiring.watched("app=web")
         needed = {(it.group, it.resource, it.verb) for it in [*api_checks.needed(kinds), api_checks.SERVICE_CIDRS]}
         objects = render(KUSTOMIZE / "overlays/director")
         assert granted(the("ClusterRole", objects, "kroute-director")) == needed

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from kroute.agent import start, wiring
 from kroute.base.backoff import retry_when_exhausted
 from kroute.checks import finding, preflight
-from kroute.director import director
+from kroute.director import wiring as director
 from kroute.firewall import backend, succession
 from kroute.kernel import modules
 from kroute.kernel.net.addresses import Addresses, InterfaceAddress

@@ -13,13 +13,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.director import addresses
-from kroute.director import director as director_module
+from kroute.director import wiring as director_module
 from kroute.director.catalog import DirectorCatalog
-from kroute.director.director import Director
-from kroute.director.identity import Identity
+from kroute.director.lease import Identity
 from kroute.director.plan import MOST_CHECKS
 from kroute.director.probes import MOST_A_SECOND, NodeProbes
 from kroute.director.settings import DirectorSettings
+from kroute.director.wiring import Director
 from kroute.http.probes import FIRST_RESULTS_WITHIN
 from kroute.kernel.net.addresses import RenewAddress
 from kroute.model.node_facts import NodeFacts, NodeInterfaces

@@ -9,8 +9,7 @@ from structlog.testing import capture_logs
 
 from kroute.base.backoff import exhaustion
 from kroute.director.addresses import DirectorAddresses
-from kroute.director.identity import Identity
-from kroute.director.lease import Role
+from kroute.director.lease import Identity, Role
 from kroute.director.probes import NodeProbes
 from kroute.kernel.net.announcements import Announcer
 from kroute.model.plan import Vip

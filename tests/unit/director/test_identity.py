@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kroute.director.identity import Identity
+from kroute.director.lease import Identity
 from kroute.runtime.state_dir import StateDirectory, StateDirectoryError
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kroute.director.machine import OwnAddresses
+from kroute.director.wiring import OwnAddresses
 from kroute.model.node_facts import NodeInterfaces
 from kroute.reconcile.ledger import AddressDeleted, AddressMade, Ledger
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from kroute.director.catalog import DirectorCatalog
-from kroute.director.machine import machine_facts
 from kroute.director.plan import director_node
+from kroute.director.wiring import machine_facts
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import (
     Applied,

@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from functools import partial
 
+import msgspec
 import structlog
+from msgspec.structs import replace
 
 from kroute import __version__
 from kroute.checks import preflight
-from kroute.director.catalog import DirectorCatalog
+from kroute.director.catalog import KINDS, DirectorCatalog
 from kroute.director.direct_routing import DirectRouting
 from kroute.director.election import Election
-from kroute.director.identity import Identity
-from kroute.director.lease import LeaseLock, Role
-from kroute.director.machine import OwnAddresses, machine_facts
+from kroute.director.lease import Identity, LeaseLock, Role
 from kroute.director.probes import NodeProbes
 from kroute.director.settings import DirectorSettings
-from kroute.director.watch import follow
 from kroute.inspect import agent_socket, snapshot, support
 from kroute.inspect import status as inspected
 from kroute.inspect.director_status import DirectorParts, director_status
@@ -30,7 +29,8 @@ from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.net.announcements import Announcer
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.document import encode
-from kroute.model.node_facts import NO_API, ApiFacts, NodeInterfaces
+from kroute.model.kinds import SERVICES, WatchedKind
+from kroute.model.node_facts import NO_API, ApiFacts, NodeFacts, NodeInterfaces, node_facts
 from kroute.model.objects import Change
 from kroute.reconcile.batches import in_turns
 from kroute.reconcile.broadcaster import Broadcaster
@@ -39,10 +39,14 @@ from kroute.runtime.namespace_lock import Role as LockRole
 from kroute.runtime.runner import begun, run_claimed, stop_signal
 from kroute.runtime.source import Source
 from kroute.runtime.state_dir import StateDirectory
+from kroute.settings import Settings
 from kroute.settings.text import without_user
 from kroute.telemetry.events import EventRecorder
+from kroute.watchers import Sink
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher
+from kroute.watchers.kubernetes.requests import Requests
+from kroute.watchers.kubernetes.watcher import KubernetesWatcher
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 
 log = structlog.get_logger(__name__)
@@ -271,3 +275,41 @@ async def _director(settings: DirectorSettings, state_dir: StateDirectory, stack
     log.info("kroute.starting", version=__version__, director=str(identity), interface=settings.vip_interface)
     log.info("api.configured", server=without_user(api.server))
     return director
+
+
+def watched(selector: str) -> tuple[WatchedKind, ...]:
+    """The kinds with `selector` applied.
+
+    No API selector knows external IPs: planning leaves out Services without any.
+    """
+    labels = ",".join(filter(None, (SERVICES.label_selector, selector)))
+    return tuple(replace(kind, label_selector=labels) if kind is SERVICES else kind for kind in KINDS)
+
+
+async def follow(requests: Requests, selector: str, sink: Sink) -> None:
+    """Pass every change on to the sink until cancelled."""
+    await KubernetesWatcher(requests, sink, kinds=watched(selector)).run()
+
+
+def machine_facts(settings: Settings, interfaces: NodeInterfaces, api: ApiFacts = NO_API) -> NodeFacts:
+    """The facts of a machine that is no node: nothing is local to it, and it directs both families."""
+    facts = node_facts(settings, None, interfaces, api)
+    return msgspec.structs.replace(facts, name="", ipv4=None, ipv6=None, node_port_addresses=())
+
+
+class OwnAddresses:
+    """Tells the machine's own addresses from the VIPs that a director has bound, which are on the same interface."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._vips: frozenset[str] = frozenset()
+
+    def without_vips(self, interfaces: NodeInterfaces) -> NodeInterfaces:
+        """The interfaces without the director's VIPs.
+
+        The ledger names a VIP before it is bound and until it is gone. Whoever reads the addresses may hear of that
+        later, so a VIP stays one until the interfaces have been seen without it.
+        """
+        bound = {address for _, address in self._ledger.addresses}
+        self._vips = (self._vips & interfaces.own) | bound
+        return interfaces._replace(own=interfaces.own - self._vips)
