@@ -128,7 +128,7 @@ def check_cni(cluster: Cluster) -> list[Finding]:
     if known:
         return list(known.values())
     if any("flannel.alpha.coreos.com/backend-type" in node.annotations for node in cluster.nodes):
-        return [ok(CNI, "flannel, as a part of K3s: it asks nothing of kroute")]
+        return [ok(CNI, "flannel, as a part of K3s: it needs nothing from kroute")]
     if not cluster.daemon_sets:
         return [warning(CNI, "no DaemonSet is known, so no CNI plugin", "look it up in docs/neighbours.md")]
     return [warning(CNI, "no DaemonSet is that of a CNI plugin that kroute knows", "look it up in docs/neighbours.md")]
@@ -156,7 +156,7 @@ def _cilium(cluster: Cluster, daemon_set: DaemonSet) -> Finding:
     if value not in {"false", "disabled", ""}:
         message = f"Cilium serves some kinds of Services itself: {key} is {value} ({_where(daemon_set)})"
         return warning(CNI, message, f"set {key} to false in cilium-config")
-    return ok(CNI, f"Cilium without {key}: {_where(daemon_set)}; it asks nothing of kroute")
+    return ok(CNI, f"Cilium without {key}: {_where(daemon_set)}; it needs nothing from kroute")
 
 
 def cilium_config(cluster: Cluster, daemon_set: DaemonSet) -> Mapping[str, str] | None:
@@ -180,7 +180,7 @@ def _antrea(cluster: Cluster, daemon_set: DaemonSet) -> Finding:
     if replaces.search(texts[0]):
         message = f"Antrea serves Services itself: antreaProxy.proxyAll is true ({_where(daemon_set)})"
         return failed(CNI, message, _ONE_PROXY)
-    return ok(CNI, f"Antrea without proxyAll: {_where(daemon_set)}; it asks nothing of kroute")
+    return ok(CNI, f"Antrea without proxyAll: {_where(daemon_set)}; it needs nothing from kroute")
 
 
 def _kube_router(_cluster: Cluster, daemon_set: DaemonSet) -> Finding:
@@ -221,7 +221,7 @@ _PLAIN_PLUGINS: Mapping[str, tuple[Level, str, str]] = {
     ),
     "kindnet-cni": (Level.OK, "kindnet: {where}; not tested beside kroute", ""),
     "aws-node": (Level.OK, "Amazon's VPC CNI plugin: {where}; not tested beside kroute", ""),
-    "kube-flannel": (Level.OK, "flannel: {where}; it asks nothing of kroute", ""),
+    "kube-flannel": (Level.OK, "flannel: {where}; it needs nothing from kroute", ""),
 }
 """The others, with their finding. Canal has flannel's container, too, and is Calico."""
 

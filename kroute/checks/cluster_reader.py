@@ -165,7 +165,7 @@ async def _version(get: Get) -> str:
     try:
         return decoded(msgspec.json.Decoder(_Version).decode, await get("/version")).git_version
     except msgspec.DecodeError as error:
-        raise ClusterReadError(f"what answers is no API server: {error}") from None
+        raise ClusterReadError(f"the server that answers is not an API server: {error}") from None
     except ClusterReadError as error:
         if error.status != 403:
             raise

@@ -222,7 +222,7 @@ async def check_bridges(
         names = [name for _, name in socket.if_nameindex()]
     bridges = [name for name in names if (link := await links.read(name)) is not None and link.kind == "bridge"]
     if not bridges:
-        return [ok(BRIDGES, "there is none, so large IPv6 datagrams of pods reach Services")]
+        return [ok(BRIDGES, "this node has no bridge, so large IPv6 datagrams of pods reach Services")]
     return [
         warning(
             BRIDGES,

@@ -42,7 +42,7 @@ def _undo_and_wait(settings: Settings) -> int:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     if code := _undo(settings):
-        complain(f"{settings.node_name} is not clean: what stands in the way is named above")
+        complain(f"{settings.node_name} is not clean: the reasons are named above")
         return code
     click.echo(f"{settings.node_name} is clean")
     signal.sigwait(ENDING)

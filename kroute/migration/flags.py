@@ -121,7 +121,7 @@ def verbosity() -> Flag:
         try:
             level = int(value)
         except ValueError:
-            raise ValueError(f"{value!r} is not a number; kroute's word is --log-level") from None
+            raise ValueError(f"{value!r} is not a number; use --log-level") from None
         return ["--log-level", "debug"] if level >= DEBUG else []
 
     return Flag(Treatment.HONOURED, f"`--log-level debug` from `{DEBUG}` on; less asks for nothing", "0", translate)
@@ -154,8 +154,8 @@ _ROUTING = "kroute does no routing; keep kube-router --run-service-proxy=false f
 _POLICIES = "kroute enforces no network policies; keep kube-router --run-service-proxy=false, and leave this out here"
 _LOADBALANCER = "kroute allocates no LoadBalancer addresses; keep kube-router --run-service-proxy=false for it"
 _DSR = "kroute needs no container runtime for direct return: --direct-return (docs/direct-return.md)"
-_HEALTH = "kroute's word is --healthz-bind-address ADDRESS:PORT"
-_METRICS = "kroute's word is --metrics-bind-address ADDRESS:PORT, and its path is /metrics"
+_HEALTH = "use --healthz-bind-address ADDRESS:PORT"
+_METRICS = "use --metrics-bind-address ADDRESS:PORT; the path is /metrics"
 _FAMILIES = "kroute serves the families that the node has an address of; --node-ip says which"
 _DRAINS = "kroute always lets connections drain; --drain-timeout says for how long"
 
@@ -234,7 +234,7 @@ _FLAGS: dict[str, Flag] = {
         "kroute takes each Service's nodePort as the API has it: leave this out", "30000-32767"
     ),
     "cache-sync-timeout": no_meaning("kroute waits for the API server as long as it takes: leave this out", "1m0s"),
-    "cleanup-config": refused("kroute's word is `kroute cleanup`", False),
+    "cleanup-config": refused("use `kroute cleanup`", False),
     "health-addr": refused(_HEALTH, ""),
     "health-port": refused(_HEALTH, "20244"),
     "metrics-addr": refused(_METRICS, ""),
@@ -276,7 +276,7 @@ def _scheduler(value: str) -> list[str]:
 
 def _log_format(value: str) -> list[str]:
     if value not in {"text", "json"}:
-        raise ValueError(f"{value!r} is not a format: write text or json, or kroute's --log-format")
+        raise ValueError(f"{value!r} is not a format: write text or json, or use --log-format")
     return ["--log-format", "json"] if value == "json" else []
 
 
@@ -302,13 +302,13 @@ _LOG_DEFAULTS: dict[str, str | bool] = {
 _WITHOUT_FIELD: dict[str, Flag] = {
     "config": same("config"),
     "master": same("master"),
-    "cleanup": refused("kroute's word is `kroute cleanup`", False),
+    "cleanup": refused("use `kroute cleanup`", False),
     "init-only": refused("kroute needs no step with more privileges: docs/deploy.md has the few that it needs", False),
     "write-config-to": refused("docs/settings.md has every setting with its default", ""),
     "healthz-port": Flag(
         Treatment.HONOURED, "`--healthz-bind-address`, on every address; `0` is `off`", "10256", _port_of_healthz
     ),
-    "metrics-port": refused("kroute's word is --metrics-bind-address", "10249"),
+    "metrics-port": refused("use --metrics-bind-address", "10249"),
     "boot-id-file": no_meaning("kroute does not read it", "/proc/sys/kernel/random/boot_id"),
     "machine-id-file": no_meaning("kroute does not read it", "/etc/machine-id,/var/lib/dbus/machine-id"),
     "v": verbosity(),

@@ -46,7 +46,7 @@ def host_name(value: object) -> str:
     """A node's name in lower case, without spaces around it (`GetHostname` of component-helpers/node/util)."""
     name = str(value).strip().lower()
     if not name:
-        raise ValueError(f"{value!r} is no host name: it is empty")
+        raise ValueError(f"{value!r} is not a host name: it is empty")
     return name
 
 

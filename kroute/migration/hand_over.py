@@ -139,7 +139,7 @@ async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Ou
 
 
 def _outcome(proxy: OtherProxy, done: list[str], report: CleanupReport) -> Outcome:
-    next_step = "run this again, when what failed is put right" if report.failed else f"the node is {proxy.name}'s"
+    next_step = "correct what failed, and run this again" if report.failed else f"the node is {proxy.name}'s"
     return Outcome(done, report.failed, next_step)
 
 

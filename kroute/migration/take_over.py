@@ -164,7 +164,7 @@ async def _remove(proxy: OtherProxy, settings: Settings, options: TakeOverOption
         return Outcome([], [], f"nothing of {proxy.name}'s is left", leftovers.warnings)
     if leftovers.to_adopt:
         raise RefusalError(
-            f"{len(leftovers.to_adopt)} virtual servers are {proxy.name}'s still ({leftovers.to_adopt[0]}): "
+            f"{len(leftovers.to_adopt)} virtual servers still belong to {proxy.name} ({leftovers.to_adopt[0]}): "
             "stop kroute's agent (what it serves stays served), run this again, start the agent, and run this once more"
         )
     if leftovers.only_there and not options.force:
@@ -176,11 +176,11 @@ async def _remove(proxy: OtherProxy, settings: Settings, options: TakeOverOption
     after = await look(proxy, settings, options.node_ports)
     if not report.failed and not after.are_removed:
         raise RefusalError(
-            f"what was removed came back: {proxy.name} runs somewhere out of sight. Stop it, and run this again"
+            f"what was removed came back: {proxy.name} still runs where kroute cannot see it. Stop it, and run this again"
         )
     next_step = f"nothing of {proxy.name}'s is left"
     if report.failed:
-        next_step = f"run this again, when what failed is put right: {proxy.name}'s rest is still here"
+        next_step = f"correct what failed, and run this again: {proxy.name}'s rest is still here"
     return Outcome(report.undone, report.failed, next_step, leftovers.warnings)
 
 

@@ -63,4 +63,4 @@ def _complaint(name: str, known: Collection[str]) -> str:
 
     meant = get_close_matches(name.removeprefix(PREFIX), sorted(name.removeprefix(PREFIX) for name in known), n=1)
     hint = f"did you mean {PREFIX}{meant[0]}?" if meant else "docs/settings.md names all; remove it"
-    return f"the variable {name} is no setting of kroute's: {hint}"
+    return f"the variable {name} is not a setting of kroute: {hint}"

@@ -190,7 +190,7 @@ def test_what_is_set_and_not_used_is_named_in_a_line_each(started: list[Settings
         ("ipvs: {scheduler: fastest}", "ipvs.scheduler: 'fastest' is not one of 'auto', 'rr'"),
         ("ipvs: {strictARP: maybe}", "ipvs.strictARP: 'maybe' is neither true nor false"),
         ("ipvs: {excludeCIDRs: [10.0.0.1/40]}", "ipvs.excludeCIDRs: '10.0.0.1/40' is not a network"),
-        ("hostnameOverride: ' '", "hostnameOverride: ' ' is no host name: it is empty"),
+        ("hostnameOverride: ' '", "hostnameOverride: ' ' is not a host name: it is empty"),
         ("metricsBindAddress: localhost", "metricsBindAddress: 'localhost' is not an address to listen on"),
         ("iptables: {masqueradeBit: 32}", "iptables.masqueradeBit: 32 is not a bit"),
         ("conntrack: {maxPerCore: many}", "conntrack.maxPerCore: 'many' is not a valid integer range"),

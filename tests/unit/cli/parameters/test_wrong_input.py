@@ -30,7 +30,7 @@ def test_a_variable_that_no_command_reads_is_an_error(
     monkeypatch.setenv(name, "10.0.0.0/8")
     assert exit_code(command) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"kroute: the variable {name} is no setting of kroute's: ")
+    assert error.startswith(f"kroute: the variable {name} is not a setting of kroute: ")
     assert meant in error
     assert error.count("\n") == 1
 
