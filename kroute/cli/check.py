@@ -62,7 +62,8 @@ async def findings_of(settings: Settings) -> list[Finding]:
         try:
             known = Known(await node_object(settings))
         except InitialSyncError as error:
-            cluster = [failed(MANIFESTS, str(error), "correct the manifests: until then kroute serves what they said last, or nothing")]
+            next_step = "correct the manifests: until then kroute serves what they said last, or nothing"
+            cluster = [failed(MANIFESTS, str(error), next_step)]
             known = Known(None, "the manifests cannot be read")
     try:
         interfaces = await read_node_interfaces(settings.dummy_interface)

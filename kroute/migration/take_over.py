@@ -176,7 +176,8 @@ async def _remove(proxy: OtherProxy, settings: Settings, options: TakeOverOption
     after = await look(proxy, settings, options.node_ports)
     if not report.failed and not after.are_removed:
         raise RefusalError(
-            f"what was removed came back: {proxy.name} still runs where kroute cannot see it. Stop it, and run this again"
+            f"what was removed came back: {proxy.name} still runs where kroute cannot see it. "
+            "Stop it, and run this again"
         )
     next_step = f"nothing of {proxy.name}'s is left"
     if report.failed:

@@ -28,12 +28,12 @@ CHANGING_METHODS = (
 NAMED_TUPLE_METHODS = {"_asdict", "_fields", "_make", "_replace"}
 
 MANY_ATTRIBUTES: dict[str, int] = {
-    "agent: Agent": 21,
+    "agent: Agent": 17,
     "controllers: NodeControllers": 13,
     "director: DirectRouting": 15,
-    "director: Director": 20,
+    "director: Director": 16,
     "director: DirectorAddresses": 13,
-    "director: DirectorCatalog": 19,
+    "director: DirectorCatalog": 18,
     "director: Election": 21,
     "reconcile: Controller": 13,
     "reconcile: Ledger": 17,
