@@ -13,9 +13,8 @@ from bench.phases import lengths
 from bench.phases.lengths import BenchError
 from bench.place.node import RunnerError
 from bench.report import page
-from bench.report.figures import MIB
 from bench.report.rows import Row
-from bench.report.spread import Run, by_size, spread_over
+from bench.report.spread import MIB, Run, by_size, spread_over
 from bench.run import FIREWALLS, RUNS, Plan, run
 from tests.lab.namespaces import CommandError
 from tests.lab.places import PROJECT

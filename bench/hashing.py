@@ -20,7 +20,7 @@ from itertools import cycle
 from statistics import fmean
 from typing import Any
 
-from bench.place.kernel_name import kernel_name
+from bench.place.host import kernel_name
 from bench.report import page, plots
 from bench.run import circumstances
 from kroute.controllers.ipvs.server_order import place

@@ -6,8 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from release import debian, images, manifests, sbom, wheel
-from release.source import Source
+from release import Source, debian, images, manifests, sbom, wheel
 from tests.lab.places import cache
 
 

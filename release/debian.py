@@ -8,9 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from release import PROJECT, terminal
+from release import PROJECT, Source, terminal
 from release.archives import settle
-from release.source import Source
 
 PACKAGING = PROJECT / "deploy/debian"
 UNITS = ("kroute.service", "kroute-director.service")

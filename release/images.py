@@ -6,9 +6,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from release import PROJECT
+from release import PROJECT, Source
 from release.archives import tar
-from release.source import Source
 
 VARIANTS = {"no": "", "yes": "-iptables"}
 """What `--build-arg IPTABLES=` is, and how the tag of such an image ends."""

@@ -7,9 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from release import PROJECT
+from release import PROJECT, Source
 from release.archives import gzipped, tar
-from release.source import Source
 
 CHART = PROJECT / "deploy/helm/kroute"
 _HEADER = """\

@@ -7,9 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from release import PROJECT
+from release import PROJECT, Source
 from release.archives import settle
-from release.source import Source
 
 INPUTS = ("pyproject.toml", "README.md", "LICENSE", "kroute")
 

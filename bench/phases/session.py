@@ -3,17 +3,20 @@
 import asyncio
 import bisect
 import contextlib
+import ssl
+import subprocess
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
 from bench.phases.cost import Cost
 from bench.phases.lengths import BenchError
-from bench.place import certificate
 from bench.place.batch_tools import expected_content
 from bench.place.node import API_ADDRESS, NodeUnderTest
 from bench.workload import NODE, POD_NETWORK, Object, Workload
@@ -28,6 +31,25 @@ _TOKEN = "bench-token"
 _CALM_WITHIN = 600.0
 _COMPLETE_WITHIN = 300.0
 _LOOKS_APART = 3.0
+
+
+class Certificate(NamedTuple):
+    """A certificate that is its own authority. `file` is for clients, `context` for the server."""
+
+    file: Path
+    context: ssl.SSLContext
+
+
+def make_certificate(directory: Path, address: str) -> Certificate:
+    """Make a certificate for this address, with a key of RSA 2048 as kubeadm's, and put its file into the directory."""
+    file, key = directory / "authority.pem", directory / "key.pem"
+    made = ("-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=bench")
+    names = f"subjectAltName=IP:{address}"
+    command = ["openssl", "req", *made, "-addext", names, "-keyout", str(key), "-out", str(file)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(file, key)
+    return Certificate(file, context)
 
 
 class _Sent:
@@ -68,7 +90,7 @@ class Session:
 
         The node has no agent yet. Its agents are to use a service account, as those of the DaemonSet do.
         """
-        made = certificate.make(node.shared, API_ADDRESS)
+        made = make_certificate(node.shared, API_ADDRESS)
         async with ApiServer(host=API_ADDRESS, token=_TOKEN, tls=made.context) as api:
             for item in workload.objects():
                 api.apply(item)

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from bench.place.host_load import cpu_seconds
+from bench.place.host import cpu_seconds
 from bench.place.runner import PORT
 from bench.workload import NODE_ADDRESS
 from tests.lab.mode import lab_mode

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.place import batch_tools, kernel_content
-from bench.place.kernel_name import kernel_name
+from bench.place.host import kernel_name
 from kroute.inspect import agent_socket
 from kroute.watchers.kubernetes.authentication import service_account
 

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.phases.cost import percentile
-from bench.report.figures import MIB
 from bench.report.plots import Point, line_chart
 from bench.report.rows import tools_seconds
-from bench.report.spread import Run, Value, by_size, spread_over
+from bench.report.spread import MIB, Run, Value, by_size, spread_over
 
 CHARTS = ("memory.svg", "cold-start.svg", "one-change.svg", "storm.svg")
 _SIZE = "Services, 10 endpoints each"

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from bench.report.figures import MIB, brief
-from bench.report.spread import Run, Spread, Value, by_size, spread_over
+from bench.report.spread import MIB, Run, Spread, Value, brief, by_size, spread_over
 
 
 class Goal(NamedTuple):

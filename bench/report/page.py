@@ -6,9 +6,8 @@ from typing import Any
 
 from bench.report import headline, peers
 from bench.report.charts import CHARTS, charts
-from bench.report.figures import brief
 from bench.report.rows import ROWS
-from bench.report.spread import Run, by_size, how_many, spread_over
+from bench.report.spread import Run, brief, by_size, how_many, spread_over
 from bench.report.targets import straight_line, verdicts
 
 Result = Mapping[str, Any]

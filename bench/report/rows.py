@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.report.figures import MIB
-from bench.report.spread import Run, Value
+from bench.report.spread import MIB, Run, Value
 
 
 class Row(NamedTuple):

@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.report.figures import brief
+MIB = 1 << 20
+
+
+def brief(value: float, unit: str) -> str:
+    """The value with three significant digits, and its unit."""
+    number = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return (number + unit).rstrip()
+
 
 Run = Mapping[str, Any]
 Value = Callable[[Run], float]

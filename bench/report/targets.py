@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from math import log10
 from typing import NamedTuple
 
-from bench.report.figures import MIB
 from bench.report.rows import tools_seconds
-from bench.report.spread import Run, Spread, by_size, spread_over
+from bench.report.spread import MIB, Run, Spread, by_size, spread_over
 
 EMULATION = 10
 """How many times longer than on a native kernel the event loop may be blocked in the lab's machine."""

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from release import debian
-from release.source import Source
+from release import Source, debian
 from tests.lab.container import image, package
 from tests.lab.vm.kernels import PACKAGED, usable
 from tests.machine.whole_machine import run_alone

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from release import debian
-from release.source import Source
+from release import Source, debian
 from tests.lab.container import image
 
 pytestmark = pytest.mark.release

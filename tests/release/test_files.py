@@ -14,9 +14,8 @@ import pytest
 import yaml
 
 from kroute import __version__
-from release import images
+from release import Source, images
 from release.__main__ import checksums
-from release.source import Source
 from tests.lab.chart import render_chart
 from tests.lab.manifests import DEPLOY
 
@@ -27,7 +26,7 @@ _BUILD = """
 import os, sys
 from pathlib import Path
 from release import manifests, sbom, wheel
-from release.source import Source
+from release import Source
 os.umask(int(sys.argv[2], 8))
 source, output = Source({version!r}, {revision!r}, {epoch}), Path(sys.argv[1])
 wheel.build(source, output)

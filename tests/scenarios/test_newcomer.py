@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from kroute import __version__
-from release import manifests
-from release.source import Source
+from release import Source, manifests
 from tests.lab import objects
 from tests.lab.api_server import PORT, ApiServer
 from tests.lab.chart import CHART, helm

@@ -10,14 +10,13 @@ import pytest
 from bench import firewalls, unasked
 from bench.phases.changes import delays
 from bench.phases.rest import rare_resyncs
-from bench.place.kernel_name import kernel_name
+from bench.place.host import kernel_name
 from bench.report import page, peers
 from bench.report.charts import CHARTS, charts
-from bench.report.figures import MIB
 from bench.report.headline import GOALS
 from bench.report.plots import line_chart
 from bench.report.rows import ROWS
-from bench.report.spread import how_many, spread_of, spread_over
+from bench.report.spread import MIB, how_many, spread_of, spread_over
 from bench.report.targets import TARGETS, straight_line, verdicts
 from bench.workload import NODE, Workload
 from kroute.reconcile.pass_status import ControllerStatistics

@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 
-from bench.place.host_load import cpu_seconds
+from bench.place.host import cpu_seconds
 from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics

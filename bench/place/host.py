@@ -1,4 +1,4 @@
-"""How much processor time a process and all its descendants have used.
+"""The host of a measurement: its kernel, and how much processor time a process and all its descendants have used.
 
 Applied to a lab machine, this covers its kernel and its processes. The machine's own accounting is in ticks of 10 ms,
 and misses whatever begins and ends within a tick. Each of the machine's processes, and its kernel, is a process of the
@@ -6,6 +6,7 @@ host, which counts in nanoseconds.
 """
 
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,3 +48,12 @@ def _time_of(pid: int, fields: list[str]) -> float:
     except (FileNotFoundError, ProcessLookupError):
         pass  # the process has ended
     return total * _NANOSECOND + ended
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def kernel_name(cpuinfo: Path = _CPUINFO) -> str:
+    """`User Mode Linux, Linux 7.3.4`, or `native, Linux 6.12.1`: the kind of lab and the release."""
+    kind = "User Mode Linux" if "User Mode Linux" in cpuinfo.read_text() else "native"
+    return f"{kind}, Linux {platform.release()}"
