@@ -10,7 +10,7 @@ import errno
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple, TypeAlias
 
@@ -155,9 +155,7 @@ class Ipset(NetlinkClient):
         words = await self._words_of(name)
         query = set_message(CMD_LIST, NLM_F_DUMP, set_name(name))
         elements: set[Element] = set()
-        for number, part in enumerate(
-            await self._netlink.request(query, lambda payload: parse_elements(words, payload))
-        ):
+        for number, part in enumerate(await self._netlink.request(query, partial(parse_elements, words))):
             elements.update(part)
             if number % PARTS_A_TURN == 0:
                 await asyncio.sleep(0)

@@ -52,6 +52,8 @@ IFA_F_NOPREFIXROUTE = 0x200
 _CACHE_INFO = struct.Struct("=IIII")
 """preferred and valid lifetime in seconds, then two time stamps that only the kernel sets."""
 
+FOREVER = 0xFFFFFFFF
+"""A lifetime that does not end, for which an IPv6 address is deprecated all the same."""
 WRITE_SLICE = 512
 ARRIVAL_WAIT = 0.5
 """Seconds to wait for the kernel's next route after IPv6 addresses were bound."""
@@ -259,15 +261,22 @@ def _encode(index: int, change: AddressChange) -> bytes:
     return encode_bind(index, change.address, change.lifetime, NLM_F_CREATE | flags)
 
 
-def encode_bind(index: int, address: str, lifetime: int = 0, flags: int = NLM_F_CREATE | NLM_F_EXCL) -> bytes:
-    """The message that adds the address, or renews it."""
+def encode_bind(
+    index: int,
+    address: str,
+    lifetime: int = 0,
+    flags: int = NLM_F_CREATE | NLM_F_EXCL,
+    *,
+    scope: int = RT_SCOPE_LINK,
+) -> bytes:
+    """The message that adds the address, or renews it. `scope` is IPv4's."""
     packed = pack_address(address)
     length = len(packed) * 8
     if ":" in address:
         body = ADDRESS_HEADER.pack(socket.AF_INET6, length, 0, 0, index) + attribute(IFA_LOCAL, packed)
         body += u32(IFA_FLAGS, IFA_F_NODAD | IFA_F_NOPREFIXROUTE)
     else:
-        body = ADDRESS_HEADER.pack(socket.AF_INET, length, 0, RT_SCOPE_LINK, index)
+        body = ADDRESS_HEADER.pack(socket.AF_INET, length, 0, scope, index)
         body += attribute(IFA_LOCAL, packed) + attribute(IFA_ADDRESS, packed)
     if lifetime:
         preferred = 0 if ":" in address else lifetime  # IPv4: the scope keeps the address from being a source

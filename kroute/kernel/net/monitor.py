@@ -5,13 +5,12 @@ for another interface or table is dropped before its attributes are parsed.
 """
 
 import asyncio
-import errno
 import socket
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
+from kroute.kernel.errors import UNINTELLIGIBLE
 from kroute.kernel.net.addresses import parse_address
 from kroute.kernel.net.routes import parse_route
 from kroute.kernel.netlink.client import NetlinkClient
@@ -45,7 +44,7 @@ from kroute.kernel.netlink.socket_filter import (
 )
 
 DATAGRAMS_A_TURN = 500
-"""How many more datagrams (one event each) `next` takes before other tasks run."""
+"""How many datagrams (one event each) `next` takes before other tasks run."""
 ROUTE_TABLE_OFFSET = 4
 TYPE_AT, PORT_AT = 4, 12
 """Where a message's header has its type, and the port of the socket that caused the event."""
@@ -157,27 +156,17 @@ class Monitor(NetlinkClient):
 
     async def _take(self) -> list[Event | Overrun]:
         events: list[Event | Overrun] = []
+        datagrams = await self._netlink.receive_waiting(DATAGRAMS_A_TURN, "the node's addresses")
         try:
-            self._parse(await self._netlink.receive(), events)
-            for _ in range(DATAGRAMS_A_TURN):
-                datagram = self._netlink.receive_now()
-                if datagram is None:
-                    break
+            for datagram in datagrams or ():
                 self._parse(datagram, events)
         except UNINTELLIGIBLE:
-            self._drain()
-            return [Overrun()]
-        except OSError as error:
-            if error.errno != errno.ENOBUFS:
-                raise KernelError(f"cannot follow the node's addresses: {error.strerror}", errno=error.errno) from error
-            self._drain()
+            self._netlink.drain()
+            datagrams = None
+        if datagrams is None:
+            self._names = dict(socket.if_nameindex())
             return [Overrun()]
         return events
-
-    def _drain(self) -> None:
-        """Drop the events that still wait: they are older than the state that the caller will read."""
-        self._netlink.drain()
-        self._names = dict(socket.if_nameindex())
 
     def _parse(self, datagram: bytes, events: list[Event | Overrun]) -> None:
         for kind, _flags, _sequence, payload in iterate_messages(datagram):

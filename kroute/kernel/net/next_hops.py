@@ -4,12 +4,10 @@ The kernel tells of each route that comes or goes, also of those that it makes f
 those, none of which has a next hop: a filter in the kernel drops them, so that they cost nothing here.
 """
 
-import errno
 import socket
 import struct
 from collections.abc import Iterator
 
-from kroute.kernel.errors import KernelError
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
     HEADER,
@@ -86,11 +84,7 @@ class NextHops(NetlinkClient):
         Raises:
             KernelError: the kernel does not tell.
         """
-        try:
-            await self._events.receive()
-        except OSError as error:
-            if error.errno != errno.ENOBUFS:  # some were dropped, which is news as well
-                raise KernelError(f"cannot follow the node's routes: {error.strerror}", errno=error.errno) from error
+        await self._events.receive_waiting(1, "the node's routes")  # if some were dropped, that is news as well
         self._events.drain()
 
 

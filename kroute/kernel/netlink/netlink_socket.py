@@ -186,6 +186,23 @@ class NetlinkSocket:
         except BlockingIOError:
             return None
 
+    async def receive_waiting(self, most: int, what: str) -> list[bytes] | None:
+        """Wait for the next datagram, and return those that wait, at most so many; None if the kernel dropped some.
+
+        Then those that waited are dropped, too: the caller reads the state again. Raises KernelError; `what` is
+        followed by the datagrams.
+        """
+        try:
+            datagrams = [await self.receive()]
+            while len(datagrams) < most and (datagram := self.receive_now()) is not None:
+                datagrams.append(datagram)
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise KernelError(f"cannot follow {what}: {error.strerror}", errno=error.errno) from error
+            self.drain()
+            return None
+        return datagrams
+
     def drain(self) -> None:
         """Drop the datagrams that wait, and what the kernel dropped; for a caller that reads the state again."""
         while True:

@@ -1,13 +1,12 @@
 """Events of nf_tables: that somebody else has changed a table."""
 
 import asyncio
-import errno
 import socket
 import struct
 import sys
 from collections.abc import Collection
 
-from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
+from kroute.kernel.errors import UNINTELLIGIBLE
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import NFNETLINK_HEADER, iterate_messages, text
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
@@ -85,27 +84,19 @@ class TableMonitor(NetlinkClient):
             await asyncio.sleep(0 if self._is_more_waiting else PAUSE)
 
     async def _take(self) -> str:
-        who, self._is_more_waiting = "", True
+        who = ""
+        datagrams = await self._netlink.receive_waiting(DATAGRAMS_A_TURN, "nf_tables")
         try:
-            datagram: bytes | None = await self._netlink.receive()
-            for _ in range(DATAGRAMS_A_TURN):
-                if datagram is None:
-                    self._is_more_waiting = False
-                    break
+            for datagram in datagrams or ():
                 who = self._read(datagram) or who
-                datagram = self._netlink.receive_now()
         except UNINTELLIGIBLE:
-            return self._lost()
-        except OSError as error:
-            if error.errno != errno.ENOBUFS:
-                raise KernelError(f"cannot follow nf_tables: {error.strerror}", errno=error.errno) from error
-            return self._lost()
+            self._netlink.drain()
+            datagrams = None
+        if datagrams is None:
+            self._is_changed = False
+            return UNKNOWN
+        self._is_more_waiting = len(datagrams) == DATAGRAMS_A_TURN
         return who
-
-    def _lost(self) -> str:
-        self._netlink.drain()
-        self._is_changed = False
-        return UNKNOWN
 
     def _read(self, datagram: bytes) -> str:
         """Who has changed one of the tables, if a transaction that did ends in this datagram; else ""."""

@@ -20,7 +20,12 @@ from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple, TypeVar
 
 from kroute.kernel.errors import KernelError, describe_errno, none_if_refused
-from kroute.kernel.net.addresses import IFA_F_NODAD, IFA_F_NOPREFIXROUTE, encode_unbind, parse_address
+from kroute.kernel.net.addresses import (
+    FOREVER,
+    encode_bind,
+    encode_unbind,
+    parse_address,
+)
 from kroute.kernel.net.links import encode_delete_link, encode_no_link_local, encode_up
 from kroute.kernel.net.policy_routing import (
     FR_ACT_TO_TBL,
@@ -53,10 +58,6 @@ from kroute.kernel.netlink.message import (
 from kroute.kernel.netlink.netlink_socket import NetlinkSocket
 from kroute.kernel.netlink.rtnetlink import (
     ADDRESS_HEADER,
-    IFA_ADDRESS,
-    IFA_CACHEINFO,
-    IFA_FLAGS,
-    IFA_LOCAL,
     IFF_UP,
     IFLA_AF_SPEC,
     IFLA_IFNAME,
@@ -76,7 +77,6 @@ from kroute.kernel.netlink.rtnetlink import (
     RTM_GETADDR,
     RTM_GETLINK,
     RTM_GETROUTE,
-    RTM_NEWADDR,
     RTM_NEWLINK,
     RTM_NEWROUTE,
     RTM_SETLINK,
@@ -92,8 +92,6 @@ RTA_METRICS, RTAX_ADVMSS = 8, 8
 RT_TABLE_MAIN = 254
 RTNH_F_ONLINK = 0x4
 
-_NEVER_A_SOURCE = struct.pack("=IIII", 0, 0xFFFFFFFF, 0, 0)
-"""struct ifa_cacheinfo: deprecated at once, valid for ever."""
 _COPIED = (RTA_DST, RTA_GATEWAY, RTA_OIF, RTA_PRIORITY, RTA_MULTIPATH, RTA_VIA)
 
 T = TypeVar("T")
@@ -391,15 +389,7 @@ def encode_conf(index: int, number: int, value: int) -> bytes:
 
 def encode_vip(index: int, vip: str) -> bytes:
     """Add a VIP that is never the source of the pod's own calls: IPv4 by its scope, IPv6 as it is deprecated."""
-    packed = pack_address(vip)
-    length = len(packed) * 8
-    if ":" in vip:
-        body = ADDRESS_HEADER.pack(socket.AF_INET6, length, 0, 0, index) + attribute(IFA_LOCAL, packed)
-        body += u32(IFA_FLAGS, IFA_F_NODAD | IFA_F_NOPREFIXROUTE) + attribute(IFA_CACHEINFO, _NEVER_A_SOURCE)
-    else:
-        body = ADDRESS_HEADER.pack(socket.AF_INET, length, 0, RT_SCOPE_HOST, index)
-        body += attribute(IFA_LOCAL, packed) + attribute(IFA_ADDRESS, packed)
-    return message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
+    return encode_bind(index, vip, FOREVER if ":" in vip else 0, scope=RT_SCOPE_HOST)
 
 
 def rule_from(vip: str) -> bytes:

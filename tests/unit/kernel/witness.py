@@ -160,6 +160,9 @@ class Netlink:
     def receive_now(self) -> bytes | None:
         return next(self._datagrams, None)
 
+    async def receive_waiting(self, _most: int, _what: str) -> list[bytes]:
+        return list(self._datagrams)
+
 
 @contextmanager
 def interfaces(indexes_by_name: dict[str, int]) -> Iterator[None]:
