@@ -6,7 +6,7 @@ while a slice is planned goes out with the next slice; nothing waits for a timer
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.backend import Choice, node_clients, settled
 from kroute.firewall.succession import replace_others
 from kroute.inspect import agent_socket
-from kroute.inspect.agent_socket import Answer
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.kinds import WatchedKind, watched
 from kroute.model.node_facts import ApiFacts, NodeInterfaces, node_facts
@@ -34,7 +33,6 @@ from kroute.planning.catalog import Catalog
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.runtime import memory
 from kroute.runtime.memory import GcTuning
-from kroute.runtime.on_demand import OnDemand
 from kroute.runtime.runner import begun, run_claimed
 from kroute.runtime.source import Source
 from kroute.runtime.state_dir import AnotherKrouteError, StateDirectory
@@ -108,6 +106,7 @@ class Agent:
         )
         parts = AgentParts(
             settings=settings,
+            firewall=firewall,
             catalog=self._catalog,
             broadcaster=self._broadcaster,
             controllers=self._controllers,
@@ -118,7 +117,6 @@ class Agent:
         )
         self._observation = Observation(parts, self._recorder)
         self._answers = {**self._observation.answers, statistics.NEWEST_QUESTION: self._measured}
-        self._other_answers = OnDemand(partial(self._load_answers, firewall))
 
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
         """Serve the node until `stop` is set. The kernel's state stays as it is then."""
@@ -126,7 +124,7 @@ class Agent:
             stack.enter_context(self._gc_tuning)
             await stack.enter_async_context(self._traces)
             await begun(stop, "following the kernel", lambda: stack.enter_async_context(self._controllers))
-            answer = partial(agent_socket.serve, state_dir.path, self._answers, self._other_answers.get)
+            answer = partial(agent_socket.serve, state_dir.path, self._answers, self._observation.other_answers.get)
             keep_socket = await begun(stop, "opening the agent's socket", lambda: stack.enter_async_context(answer()))
             if keep_socket is None or stop.is_set():
                 return
@@ -255,12 +253,6 @@ class Agent:
             self._changes.statistics(),
             self._source.api.use() if self._source.api is not None else ApiUse(),
         )
-
-    def _load_answers(self, firewall: Choice) -> Callable[[], Mapping[str, Answer]]:
-        from kroute.inspect.answers import Answers  # noqa: PLC0415  6 modules, on demand
-
-        parts = self._settings, self._catalog, self._broadcaster, firewall, self._controllers
-        return lambda: Answers(*parts).by_question
 
     async def _measured(self, _about: str) -> bytes:
         return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._changes.newest)))

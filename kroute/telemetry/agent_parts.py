@@ -7,6 +7,7 @@ import msgspec
 
 from kroute.checks.ownership import Ownership
 from kroute.controllers.node_controllers import NodeControllers
+from kroute.firewall.backend import Choice
 from kroute.kernel.clients import IpvsReader
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.planning.catalog import Catalog
@@ -19,11 +20,12 @@ from kroute.telemetry.statistics import Statistics
 class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
     """What telemetry reads.
 
-    `changes` follows changes, `statistics` gives the current counts, `faults` what of the source cannot be read.
-    `open_ipvs` opens the kernel's table.
+    `firewall` is the backend that was chosen. `changes` follows changes, `statistics` gives the current counts, and
+    `faults` says what of the source cannot be read. `open_ipvs` opens the kernel's table.
     """
 
     settings: Settings
+    firewall: Choice
     catalog: Catalog
     broadcaster: Broadcaster
     controllers: NodeControllers

@@ -37,7 +37,7 @@ SCRAPE_SECONDS = 30.0
 
 
 class Observation:
-    """Runs everything that the agent exposes. `answers` are for the agent's socket."""
+    """Runs everything that the agent exposes. `answers` and `other_answers` are for the agent's socket."""
 
     def __init__(self, parts: AgentParts, recorder: EventRecorder) -> None:
         self._parts = parts
@@ -45,6 +45,7 @@ class Observation:
         self._report = recorder.report_on_node
         self._health = Health(parts)
         self._status = OnDemand(self._load_status)
+        self.other_answers = OnDemand(self._load_answers)
         self._port = OnDemand(self._load_port)
         self.answers: Mapping[str, Answer] = {
             STATUS: self._answer_status,
@@ -115,6 +116,11 @@ class Observation:
         from kroute.telemetry.agent_status import AgentStatus  # noqa: PLC0415  6 modules, on demand
 
         return lambda: AgentStatus(self._parts)
+
+    def _load_answers(self) -> Callable[[], Mapping[str, Answer]]:
+        from kroute.telemetry.answers import Answers  # noqa: PLC0415  6 modules, on demand
+
+        return lambda: Answers(self._parts).by_question
 
     def _load_port(self) -> "Callable[[], MetricsPort]":
         from kroute.telemetry.metrics_port import MetricsPort  # noqa: PLC0415  10 modules, on demand

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 from kroute.base.histogram import Histogram
 from kroute.checks.ownership import Ownership
+from kroute.firewall.backend import Choice
 from kroute.firewall.sets import SetFill
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey, VirtualServerState
@@ -126,8 +127,9 @@ class Observed:
             traces=_no_traces,
         )
         self.ownership.is_ours.set()
-        parts = AgentParts(
+        self.parts = AgentParts(
             settings=self.settings,
+            firewall=Choice("nftables", "the test says so"),
             catalog=self.catalog,
             broadcaster=self.broadcaster,
             controllers=self.workers,
@@ -137,7 +139,7 @@ class Observed:
             faults=lambda: self.faults,
             open_ipvs=lambda: self.kernel,
         )
-        self.observation = Observation(parts, self.recorder)
+        self.observation = Observation(self.parts, self.recorder)
 
     def statistics(self) -> Statistics:
         return statistics(

@@ -17,7 +17,7 @@ UNUSED = (
     *("rich", "pygments", "iptc"),
     *("kroute.migration.cleanup", "kroute.director", "kroute.telemetry.metrics_port", "kroute.telemetry.status_page"),
     *("kroute.firewall.iptables.firewall", "kroute.firewall.nftables.firewall", "kroute.kernel.iptables.xtables"),
-    *("kroute.inspect.explain", "kroute.inspect.dry_run", "kroute.inspect.answers", "kroute.inspect.status"),
+    *("kroute.inspect.explain", "kroute.inspect.dry_run", "kroute.telemetry.answers", "kroute.inspect.status"),
     *("kroute.telemetry.agent_status", "kroute.telemetry.kernel_reader", "kroute.watchers.manifests"),
     *("kroute.migration.flags", "kroute.migration.kube_proxy_configuration"),
     *("kroute.http.probes", "kroute.model.probes", "kroute.controllers.ipvs.confirmations"),

@@ -17,11 +17,10 @@ from kroute import logs
 from kroute.cli.bundle import command, redaction
 from kroute.cli.bundle.command import INDEX, Part, collect, pack
 from kroute.cli.bundle.redaction import LONGEST_SECRET, REMOVED, Redaction
-from kroute.firewall.backend import Choice
 from kroute.inspect import agent_socket
-from kroute.inspect.answers import Answers
 from kroute.model.objects import Applied
 from kroute.recent_events import RecentEvents
+from kroute.telemetry.answers import Answers
 from tests.apiserver.server import ApiServer
 from tests.builders import LISTED, endpoint_slice, node, service
 from tests.unit.command_line import exit_code
@@ -108,14 +107,7 @@ async def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 def serving(state_dir: Path, agent: Observed) -> object:
     state_dir.mkdir()
     (state_dir / "ledger").touch()
-    answers = Answers(
-        agent.settings,
-        agent.catalog,
-        agent.broadcaster,
-        Choice("nftables", "the test says so"),
-        agent.workers.set_fills,
-    )
-
+    answers = Answers(agent.parts)
     return agent_socket.serve(state_dir, {**answers.by_question, **agent.observation.answers})
 
 
