@@ -35,11 +35,11 @@ from kroute.planning.address_owners import API_SERVER, AddressOwners, has_family
 from kroute.planning.backend_slices import BackendSlice, SlicesOfServices, addresses_of
 from kroute.planning.endpoint_reasons import ServiceView, viewing_service
 from kroute.planning.features import unknown_annotations
-from kroute.planning.features.weights.sources import WeightSources
 from kroute.planning.frontends import Frontends, frontends_of
 from kroute.planning.interning import interned
 from kroute.planning.plan_node import node_problems, plan_node
 from kroute.planning.plan_service import planning, scheduling_of
+from kroute.planning.weight_facts import WeightSources
 from kroute.settings import Settings
 
 

@@ -83,15 +83,8 @@ class EffectiveWeights:
             self._slow_starts.forget(desired.key)
             return
         if applied is not None and (out := self._ejections.of(desired.key)):
-            weights = {
-                (real.address, real.port): real.weight
-                for real in desired.real_servers
-                if (real.address, real.port) in out
-            }
-            found = [
-                real._replace(weight=weights.get((real.address, real.port), real.weight))
-                for real in applied.real_servers
-            ]
+            whole = {real[:2]: real.weight for real in desired.real_servers if real[:2] in out}
+            found = [real._replace(weight=whole.get(real[:2], real.weight)) for real in applied.real_servers]
             applied = msgspec.structs.replace(applied, real_servers=tuple(found))
         self._slow_starts.begin(applied, desired, draining, self._status.clock())
 

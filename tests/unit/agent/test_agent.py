@@ -10,7 +10,7 @@ from kroute.firewall.backend import Choice
 from kroute.model.node_facts import NodeInterfaces
 from kroute.model.objects import Applied
 from kroute.model.plan import NodePlan
-from kroute.planning.features.weights import sources
+from kroute.planning import weight_facts
 from kroute.reconcile.broadcaster import Subscription
 from kroute.runtime.source import Source
 from kroute.telemetry.loop_watch import LoopWatch
@@ -122,7 +122,7 @@ async def test_a_small_change_behind_a_large_one_does_not_wait_for_its_subscribe
 
 
 async def test_what_nodes_change_in_quick_succession_goes_out_a_little_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "PAUSE", 0.05)
+    monkeypatch.setattr(weight_facts, "PAUSE", 0.05)
     agent = new_agent()
     subscription = agent._broadcaster.subscribe("s")
     near = service("near", annotations={"kroute.io/locality": "prefer-node"})

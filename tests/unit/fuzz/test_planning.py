@@ -13,8 +13,7 @@ from kroute.model.plan import MOST_PROBLEMS, ServicePlan
 from kroute.model.steps import Meter, finish
 from kroute.planning.backend_slices import NO_BOUND
 from kroute.planning.catalog import Catalog
-from kroute.planning.features.weights.sources import PAUSE
-from kroute.planning.weight_facts import MAX_WEIGHT
+from kroute.planning.weight_facts import MAX_WEIGHT, PAUSE
 from tests.builders import LISTED, LISTED_WITH_PODS, NODE_IPV4, endpoint_slice, facts, node, port, service, settings
 from tests.unit.fuzz.fields import ATTACKERS, histories
 from tests.unit.fuzz.strategies import fuzzed

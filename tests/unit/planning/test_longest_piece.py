@@ -15,7 +15,7 @@ from kroute.agent.wiring import SLICE, WORK
 from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, EndpointPort, KubernetesObject, Node, ObjectKey, Service
 from kroute.planning.catalog import Catalog
 from kroute.planning.features import ANNOTATIONS
-from kroute.planning.features.weights.sources import PAUSE
+from kroute.planning.weight_facts import PAUSE
 from tests.builders import LISTED_WITH_PODS, NODE, NODE_IPV4, endpoint, endpoint_slice, facts, node, pod, port, service
 from tests.builders import settings as settings_with
 

@@ -9,9 +9,9 @@ from kroute.kernel.ipvs.objects import SetRealServer
 from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Deleted, KubernetesObject, ObjectKey, Pod
 from kroute.model.plan import NodePlan
 from kroute.model.steps import finish
+from kroute.planning import weight_facts
 from kroute.planning.catalog import Catalog
-from kroute.planning.features.weights import sources
-from kroute.planning.features.weights.sources import PAUSE
+from kroute.planning.weight_facts import PAUSE
 from tests.builders import LISTED_WITH_PODS, NODE, endpoint, endpoint_slice, facts, node, pod, service, settings
 from tests.unit.fake_node import FakeNode, new_kernel
 
@@ -165,7 +165,7 @@ def test_a_slice_costs_its_own_pods_and_not_those_of_the_other_slices() -> None:
     slices = [endpoint_slice(f"s3-{at}", *many[at : at + 100], of="s3") for at in range(0, 1000, 100)]
     made.take(map(Applied, slices))
     made.commit()
-    with patch.object(sources, "ObjectKey", Mock(side_effect=ObjectKey)) as keys:
+    with patch.object(weight_facts, "ObjectKey", Mock(side_effect=ObjectKey)) as keys:
         made.take([Applied(slices[4])])
     assert keys.call_count == 100
 
