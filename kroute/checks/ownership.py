@@ -238,14 +238,15 @@ class Ownership:
         if cluster:
             proxy, why = next(iter(cluster.items()))
             silence.meant = proxy
-            return Sign(proxy, f"it is silent, but {why}")
+            return Sign(proxy, f"it is silent, but {why}", is_at_work=False)
         if silence.meant:
             unknown = "it is silent, and the API server does not say whether it is to come back"
-            return Sign(silence.meant, unknown) if cluster is None else None
+            return Sign(silence.meant, unknown, is_at_work=False) if cluster is None else None
         silent = silence.seen | await self._traces.now()
         rest = self._settings.take_over_after - (now - since)
         if silent and rest > 0:
-            return Sign(", ".join(sorted(silent)), f"it is silent, and counts as ended in {rest:.0f} s")
+            why = f"it is silent, and counts as ended in {rest:.0f} s"
+            return Sign(", ".join(sorted(silent)), why, is_at_work=False)
         return None
 
     def _waits(self, sign: Sign | None) -> None:

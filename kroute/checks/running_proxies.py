@@ -38,14 +38,18 @@ ROUTER_ONLY = frozenset({"--run-service-proxy=false", "--run-service-proxy=0", "
 
 
 class Sign(NamedTuple):
-    """A sign that a proxy is at work. `why` is a clause. `is_proof`: the sign alone shows that it serves Services."""
+    """A sign that a proxy is at work. `why` is a clause. `is_proof`: the sign alone shows that it serves Services.
+
+    Not `is_at_work`: kroute waits for the proxy all the same, and `why` says what for.
+    """
 
     proxy: str
     why: str
     is_proof: bool = True
+    is_at_work: bool = True
 
     def __str__(self) -> str:
-        return f"{self.proxy} is at work on this node ({self.why})"
+        return f"{self.proxy} is at work on this node ({self.why})" if self.is_at_work else f"{self.proxy}: {self.why}"
 
 
 class Listener(NamedTuple):

@@ -203,13 +203,14 @@ class TakeOver:
             try:
                 leftovers = await look(proxy, self._settings, NODE_PORT_RANGE)
             except KernelError as error:
-                return Sign(proxy.name, f"it has ended, and what it left cannot be read: {error}")
+                why = f"it has ended, and what it left cannot be read: {error}"
+                return Sign(proxy.name, why, is_at_work=False)
             if leftovers.may_translate_first:
                 why = (
                     "it has ended, but its legacy iptables rules translate packets before IPVS, and only an image with "
                     "the iptables tools can remove them: docs/deploy.md"
                 )
-                return Sign(proxy.name, why)
+                return Sign(proxy.name, why, is_at_work=False)
         return None
 
     async def adopt(self) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import re
 import resource
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,10 +73,13 @@ class Scene:
             Way(client, EXTERNAL_IP, 8080),
         ]
 
-    async def kroute(self, *flags: str, trace: Path | None = None) -> KrouteProcess:
+    async def kroute(
+        self, *flags: str, trace: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> KrouteProcess:
         """Install kroute on the node."""
         under = {"fork": False, "under": traced(trace)} if trace else {}
-        return await self.node.kroute("run", *self.feed.flags, *FLAGS, *flags, **under)  # type: ignore[arg-type]
+        argv = ("run", *self.feed.flags, *FLAGS, *flags)
+        return await self.node.kroute(*argv, environment=environment, **under)  # type: ignore[arg-type]
 
     async def command(self, *argv: str) -> str:
         """Run a command of kroute's on the node, which must succeed."""
@@ -357,10 +360,19 @@ async def test_a_take_over_that_was_interrupted_is_finished_at_the_next_start(
 async def test_legacy_rules_of_a_kube_proxy_that_ended_before_kroute_came_are_taken_over_by_either_backend(
     record_property: Callable[[str, object], None],
 ) -> None:
-    """They come before IPVS, so kroute would serve nobody beside them, and they lead to endpoints of yesterday."""
+    """They come before IPVS, so kroute would serve nobody beside them, and they lead to endpoints of yesterday.
+
+    An image without the tools cannot remove them, and waits.
+    """
     async with scene("iptables", None) as made, traffic(made, record_property, "kube-proxy ended before") as load:
         await made.proxy.delete()
-        agent = await made.kroute(*NFTABLES, "--take-over-after", "2s")
+        flags = (*NFTABLES, "--take-over-after", "2s")
+        before = made.node.snapshot()
+        agent = await made.kroute(*flags, environment={"PATH": "/nonexistent"})
+        await made.waits("it has ended, but its legacy iptables rules translate packets before IPVS")
+        assert await agent.terminate() == 0
+        assert not before.diff(made.node.snapshot())
+        agent = await made.kroute(*flags)
         await agent.ready()
         await nothing_is_left(made.node)
         await load.goes_on(100)

@@ -110,7 +110,8 @@ async def test_a_proxy_that_is_silent_has_not_ended_while_its_pod_is_meant_for_t
     story.signs = []
     await asyncio.sleep(10 * ASK_AGAIN + AFTER)
     assert not turn.done()
-    assert "kube-proxy-x7k2p is bound to this node" in story.ownership.waiting_text
+    bound = "Pod kube-system/kube-proxy-x7k2p is bound to this node"
+    assert story.ownership.waiting_text == f"waiting: kube-proxy: it is silent, but {bound}"
     assert cluster.asked <= 15, "every node of a cluster may be asking"
     cluster.pods = []
     assert await turn == {"kube-proxy"}
