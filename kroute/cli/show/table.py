@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,7 +23,9 @@ from kroute.inspect.snapshot import (
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.model.addresses import host_port
-from kroute.planning.endpoint_reasons import EndpointView
+
+if TYPE_CHECKING:
+    from kroute.planning.endpoint_reasons import EndpointView
 
 _HEADINGS = ("Service", "Virtual server", "Scheduler", "Persistence")
 _REAL_SERVER_HEADINGS = ("Real server", "Weight", "Active", "Inactive", "State")
@@ -97,7 +100,7 @@ def print_snapshot(shown: Snapshot, screen: Screen) -> None:
     print_problems(shown.problems, screen)
 
 
-def endpoint_text(endpoint: EndpointView) -> str:
+def endpoint_text(endpoint: "EndpointView") -> str:
     """Whether an endpoint serves, and why, in one line."""
     where = f" on {endpoint.node}" if endpoint.node else ""
     word = "in " if endpoint.serves else "out"
