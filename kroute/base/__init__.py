@@ -1,1 +1,1 @@
-"""Small parts that every room may use."""
+"""Small parts that every room may use. None knows what kroute is for."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
+from kroute.base.printable import printable
 from kroute.checks.cluster_addresses import (
     Address,
     api_servers,
@@ -34,7 +35,6 @@ from kroute.cli.parameters.config_file import as_written
 from kroute.cli.parameters.run_options import run_options, settings_of
 from kroute.cli.parameters.settings_command import flag_tables, translated
 from kroute.migration.kube_proxy_configuration import ConfigurationFieldError, is_kube_proxy_configuration, translate
-from kroute.printable import printable
 
 API_SERVER, PODS, SERVICES, SETTINGS = "api server", "pods", "services", "settings"
 

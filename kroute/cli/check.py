@@ -4,7 +4,7 @@ import asyncio
 
 import click
 
-from kroute import logs
+from kroute.base import logs
 from kroute.checks.api_checks import NO_API, Known, check_api
 from kroute.checks.finding import Finding, failed
 from kroute.checks.node_checks import NODE, check_node, check_node_addresses

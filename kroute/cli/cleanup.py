@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kroute import logs
+from kroute.base import logs
 from kroute.checks import preflight
 from kroute.cli.parameters.options import Setting
 from kroute.cli.parameters.run_options import with_settings

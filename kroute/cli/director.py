@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kroute import logs  # noqa: F401  before the other modules: it decides what structlog and msgspec load
+from kroute.base import logs  # noqa: F401  before the other modules: it decides what structlog and msgspec load
 from kroute.base.schedulers import SCHEDULERS
 from kroute.cli.parameters.config_file import begin_log
 from kroute.cli.parameters.options import DURATION, INTERFACE, PROXY_NAME, TIMEOUT, Parsed, ParsedList, Setting

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import click
 
-from kroute import logs
+from kroute.base import logs
 from kroute.cli.parameters.arguments import (
     AddressPorts,
     ServicePorts,

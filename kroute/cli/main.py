@@ -66,7 +66,7 @@ COMMANDS = {
 def load(name: str) -> click.Command:
     entry = COMMANDS[name]
     with memory.seldom():
-        from kroute import logs  # noqa: F401, PLC0415  before every module that logs: it decides what structlog loads
+        from kroute.base import logs  # noqa: F401, PLC0415  before every module that logs: it decides what structlog loads
 
         module = import_module(f"kroute.cli.{entry.module or name}")
     command: click.Command = getattr(module, entry.attribute or name)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import click
 
-from kroute import logs
+from kroute.base import logs
 from kroute.checks import preflight
 from kroute.checks.other_proxies import OTHER_PROXIES, OtherProxy
 from kroute.cli.parameters.options import DURATION, Parsed

@@ -4,7 +4,7 @@ import asyncio
 
 import click
 
-from kroute import logs
+from kroute.base import logs
 from kroute.checks import preflight
 from kroute.cli.parameters.run_options import settings_in_force
 from kroute.cli.parameters.settings_command import FlagsCommand

@@ -4,7 +4,10 @@ from typing import Any
 
 import click
 
-from kroute import logs  # noqa: F401  before the other modules: it decides what structlog and msgspec load
+from kroute.base import logs  # noqa: F401  before the other modules: it decides what structlog and msgspec load
+
+# isort: split
+
 from kroute.agent.start import serve
 from kroute.cli.parameters.config_file import begin_log
 from kroute.cli.parameters.run_options import run_options, settings_of

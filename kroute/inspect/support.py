@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kroute import logs
+from kroute.base import logs
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import Plan
 from kroute.planning.catalog import Catalog

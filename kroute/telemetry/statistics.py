@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kroute.base.standard_error import dropped_lines
 from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
-from kroute.standard_error import dropped_lines
 from kroute.telemetry.changes import LatencyStatistics, Measurement
 from kroute.telemetry.loop_watch import LoopStatistics, Round
 from kroute.watchers.kubernetes.requests import ApiUse, RequestSeries

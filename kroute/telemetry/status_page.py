@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from kroute import logs
+from kroute.base import logs
+from kroute.base.logs import RecentEvent
 from kroute.inspect import snapshot
 from kroute.inspect.figures import Figures, Rates
 from kroute.inspect.snapshot import VirtualServerRow
@@ -22,7 +23,6 @@ from kroute.model.document import View
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan, Vip
 from kroute.planning.endpoint_reasons import FrontendView
-from kroute.recent_events import RecentEvent
 from kroute.reconcile.batches import in_turns, sliced
 from kroute.reconcile.comparison.virtual_servers import Condition
 from kroute.telemetry.agent_parts import AgentParts

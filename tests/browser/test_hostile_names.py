@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from kroute import logs
+from kroute.base import logs
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
 from tests.browser.chromium import Browser, CommandError

@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import pytest
 
-from kroute import logs
+from kroute.base import logs
 from kroute.cli.main import main
 
 

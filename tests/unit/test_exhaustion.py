@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kroute import logs as logs_of_kroute
 from kroute.base import backoff
+from kroute.base import logs as logs_of_kroute
 from kroute.base.backoff import exhaustion
 from kroute.http.messages import Request, Response, text
 from kroute.http.server import BriefHttpServer

@@ -18,7 +18,9 @@ from typing import ClassVar
 import click
 import msgspec
 
-from kroute import __version__, logs
+from kroute import __version__
+from kroute.base import logs
+from kroute.base.printable import printable
 from kroute.base.wording import with_path
 from kroute.cli.bundle.parts import Collected, Part, agent_parts, kernel_parts
 from kroute.cli.bundle.redaction import LONGEST_SECRET, Redaction, secrets_of
@@ -26,7 +28,6 @@ from kroute.cli.parameters.run_options import settings_in_force
 from kroute.cli.parameters.settings_command import FlagsCommand
 from kroute.cli.terminal.output import DONE, FAILURE, refusing
 from kroute.model.document import Document, View, encode
-from kroute.printable import printable
 from kroute.settings import Settings
 
 PART_SECONDS = 15.0

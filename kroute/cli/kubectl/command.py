@@ -11,6 +11,7 @@ import click
 from click.shell_completion import ShellComplete
 
 from kroute import __version__
+from kroute.base.printable import printable
 from kroute.base.wording import with_path
 from kroute.cli.fleet.agents import NAMESPACE, AgentPod, ask_all_status, find, run
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
@@ -30,7 +31,6 @@ from kroute.cli.terminal.output import (
     complain,
     refusing,
 )
-from kroute.printable import printable
 
 COMPLETION_SECONDS = 5.0
 """How long a completion may ask the cluster, one call of kubectl."""

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import structlog
 
-from kroute import logs
+from kroute.base import logs
 from kroute.base.wording import in_words
 from kroute.settings import Settings
 

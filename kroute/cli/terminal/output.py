@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import click
 
-from kroute.printable import printable
+from kroute.base.printable import printable
 
 DONE, FAILURE, USAGE, NOT_SERVED, UNKNOWN, DIFFERENT, NO_AGENT = range(7)
 EXIT_CODES: Mapping[int, str] = {

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from kroute import logs
+from kroute.base import logs
 from kroute.checks import cluster_checks, cluster_reader
 from kroute.checks.cluster_reader import Cluster, ClusterReadError, read_cluster
 from kroute.checks.finding import Finding, Level

@@ -8,7 +8,7 @@ import sys
 from http import HTTPStatus
 from pathlib import Path
 
-from kroute import logs
+from kroute.base import logs
 from kroute.http.messages import Request, Response, text
 from kroute.http.server import BriefHttpServer
 from kroute.inspect import agent_socket

@@ -122,7 +122,7 @@ def test_a_table_of_what_is_served_needs_no_controller() -> None:
 
 def test_what_was_kept_from_loading_can_still_be_loaded() -> None:
     program = """
-from kroute import logs
+from kroute.base import logs
 from kroute.watchers.kubernetes import api
 import rich.text
 print(rich.text.Text("still there"))

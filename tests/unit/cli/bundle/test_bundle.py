@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kroute import logs
+from kroute.base import logs
+from kroute.base.logs import RecentEvents
 from kroute.cli.bundle import command, redaction
 from kroute.cli.bundle.command import INDEX, Part, collect, pack
 from kroute.cli.bundle.redaction import LONGEST_SECRET, REMOVED, Redaction
 from kroute.inspect import agent_socket
 from kroute.model.objects import Applied
-from kroute.recent_events import RecentEvents
 from kroute.telemetry.answers import Answers
 from tests.apiserver.server import ApiServer
 from tests.builders import LISTED, endpoint_slice, node, service

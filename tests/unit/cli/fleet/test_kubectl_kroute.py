@@ -15,7 +15,8 @@ from unittest.mock import patch
 
 import pytest
 
-from kroute import __version__, logs
+from kroute import __version__
+from kroute.base import logs
 from kroute.cli.fleet import survey
 from kroute.cli.kubectl import command, top
 from kroute.cli.kubectl.printing import NodeAnswer

@@ -386,7 +386,7 @@ class TestNameOfTheServer:
     async def test_an_ascii_name_does_not_load_the_tables_of_unicode(self, tmp_path: Path) -> None:
         certificate, key = make_certificate(tmp_path, "server")
         program = f"""
-from kroute import logs  # without rich, which loads them
+from kroute.base import logs  # without rich, which loads them
 import asyncio, ssl, sys
 from pathlib import Path
 from kroute.watchers.kubernetes.api_facts import resolved

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from kroute.logs import LONGEST_FIELD, RECENT, bounded, stamped
+from kroute.base.logs import LONGEST_FIELD, RECENT, bounded, stamped
 
 
 def logged(value: object) -> object:
@@ -47,7 +47,7 @@ def test_the_time_of_a_line_is_that_of_the_status_page() -> None:
 
 def test_a_line_of_json_is_what_json_dumps_makes_of_its_fields_in_their_order() -> None:
     program = (
-        "import pathlib, structlog; from kroute import logs; logs.configure('json', 'info');"
+        "import pathlib, structlog; from kroute.base import logs; logs.configure('json', 'info');"
         "log = structlog.get_logger(__name__);"
         "log.debug('not.said'); log.info('some.thing', name='Grüße', ports=[1, 2], path=pathlib.Path('/x'), none=None)"
     )

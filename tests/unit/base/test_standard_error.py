@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from kroute.standard_error import KEPT_BYTES, NonBlockingStream
+from kroute.base.standard_error import KEPT_BYTES, NonBlockingStream
 
 SERVING = """
 import asyncio, sys, structlog
-from kroute import logs
-from kroute.standard_error import dropped_lines
+from kroute.base import logs
+from kroute.base.standard_error import dropped_lines
 logs.configure("json", "info")
 logs.never_wait()
 log = structlog.get_logger("x")

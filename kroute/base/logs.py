@@ -1,6 +1,6 @@
 """Logs are events: one line for each change, JSON in a pod, colours on a terminal."""
 
-from kroute import lean_imports  # noqa: F401  before structlog and msgspec
+from kroute.base import lean_imports  # noqa: F401  before structlog and msgspec
 
 # isort: split
 
@@ -9,22 +9,59 @@ import logging
 import os
 import sys
 import time
+from collections import deque
+from collections.abc import Collection, Mapping, MutableMapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import structlog
 
-from kroute import standard_error
-from kroute.printable import printable
-from kroute.recent_events import RecentEvents
-
-RECENT = RecentEvents(200)
-"""What this process has logged lately. It is global because structlog's configuration is."""
-
+from kroute.base import standard_error
+from kroute.base.printable import printable
 
 LONGEST_FIELD = 2000
 """The most characters of a field, and the most elements of a list in one; the rest is left out."""
+
+LONGEST_DETAILS = 500
+_APART = frozenset({"event", "level", "timestamp"})
+"""Fields that are not among the details."""
+
+
+class RecentEvent(msgspec.Struct, frozen=True):
+    """A line of the log: its Unix time, level, event name, and fields as text."""
+
+    time: float
+    level: str
+    event: str
+    details: str
+
+
+class RecentEvents:
+    """A structlog processor that remembers the last `count` events, and changes none."""
+
+    def __init__(self, count: int) -> None:
+        self._events: deque[RecentEvent] = deque(maxlen=count)
+
+    @property
+    def newest_first(self) -> Collection[RecentEvent]:
+        return list(reversed(self._events))
+
+    def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        self.remember(event, time.time())
+        return event
+
+    def remember(self, event: Mapping[str, Any], now: float) -> None:
+        """Remember an event that was logged at the Unix time `now`."""
+        details = " ".join([f"{name}={value}" for name, value in event.items() if name not in _APART])
+        self._events.append(
+            RecentEvent(now, str(event.get("level", "")), str(event["event"]), details[:LONGEST_DETAILS])
+        )
+
+
+RECENT = RecentEvents(200)
+"""What this process has logged lately, for the status page. It is global because structlog's configuration is."""
 
 
 def bounded(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

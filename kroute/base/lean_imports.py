@@ -3,7 +3,7 @@
 structlog looks for libraries that draw tracebacks, which plain text shows as well, and for two that have their own
 kind of threads. rich alone costs 0.05 s and 4 MiB. msgspec takes from typing_extensions what Python has itself since
 3.11. This module imports both while these packages look as if they were not installed, so it has to come before every
-other that imports them: `kroute.logs` begins with it, and each command with `kroute.logs`.
+other that imports them: `kroute.base.logs` begins with it, and each command with `kroute.base.logs`.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """The status page shows the log's last events."""
 
-from kroute.recent_events import LONGEST_DETAILS, RecentEvents
+from kroute.base.logs import LONGEST_DETAILS, RecentEvents
 
 
 def test_the_last_events_come_newest_first_with_their_fields_as_text() -> None:
