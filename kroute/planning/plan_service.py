@@ -83,13 +83,13 @@ def planning(
     problems = Problems(known_problems, more_problems)
     if not served:
         return ServicePlan(service.key, problems=problems.all())
-    if held:
-        problems.extend(conflict(one.key, held[one.key]) for one in served if one.key in held)
     options = yield from _options(service, slices, settings, facts, problems)
     merged: dict[Family, MergedSlices] = {}
     for family in sorted({family_of(frontend.key.address) for frontend in served}):
         merged[family] = yield from merging(slices, family, settings.max_backends)
     problems.extend(refusals(merged.values()))
+    if held:
+        problems.extend(conflict(one.key, held[one.key]) for one in served if one.key in held)
     features: Sequence[FeatureStep] = ()
     if options.asked or facts is not None or service.spec.load_balancer_source_ranges:
         balanced = {family_of(frontend.key.address) for frontend in served if frontend.is_balanced}
