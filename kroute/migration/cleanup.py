@@ -29,8 +29,7 @@ async def undo_all(settings: Settings, state_dir: StateDirectory) -> CleanupRepo
         if not report.failed:
             async with NodeControllers(settled, Broadcaster(), _no_plans, kernel) as controllers:
                 rest = await controllers.cleanup(firewalls)
-            report.undone += rest.undone
-            report.failed += rest.failed
+            report.add(*rest.undone, failed=rest.failed)
     if not report.failed:
         state_dir.empty()
     return report

@@ -77,7 +77,7 @@ async def _remove_rules(leftovers: Leftovers, report: CleanupReport) -> None:
                         nftables, Table(variant.family, table.table), OTHER_PROXIES[leftovers.proxy]
                     )
                 rules, chains = tuple(rule.text for rule in part.rules), part.chains
-            report.undone += [f"delete {variant} rule of table {table.table}: {rule}" for rule in rules]
+            report.add(*(f"delete {variant} rule of table {table.table}: {rule}" for rule in rules))
             if chains:
                 report.add(f"delete {variant} chains of table {table.table}: {' '.join(chains)}")
 
@@ -133,5 +133,7 @@ async def _remove_direct_server_return(leftovers: Leftovers, report: CleanupRepo
     if things:
         async with PolicyRouting() as routing:
             failed = {str(failure.change): failure for failure in await routing.delete(things)}
-        report.undone += [f"delete {thing}" for thing in things if str(thing) not in failed]
-        report.failed += [f"cannot delete {failure.change}" for failure in failed.values()]
+        report.add(
+            *(f"delete {thing}" for thing in things if str(thing) not in failed),
+            failed=(f"cannot delete {failure.change}" for failure in failed.values()),
+        )

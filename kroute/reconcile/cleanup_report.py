@@ -1,6 +1,6 @@
 """The report of a cleanup: what was undone, and what could not be."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,10 @@ class CleanupReport:
         self.undone: list[str] = []
         self.failed: list[str] = []
 
-    def add(self, what: str) -> None:
-        self.undone.append(what)
+    def add(self, *undone: str, failed: Iterable[str] = ()) -> None:
+        """Note what was undone, and what could not be."""
+        self.undone += undone
+        self.failed += failed
 
     def batch(self, changes: Sequence[object], failures: Sequence[Failure[Any]], absent: Collection[int] = ()) -> None:
         """Note a batch of written changes. Those refused with an errno in `absent` had nothing to undo."""

@@ -25,10 +25,11 @@ CHANGING_METHODS = (
     | {"pop", "popitem", "popleft", "remove", "setdefault", "update"}
 )  # fmt: skip
 """Of a dict, a list, a set or a deque."""
+CONTAINERS = {"dict", "list", "set", "deque", "defaultdict", "Counter"}
 NAMED_TUPLE_METHODS = {"_asdict", "_fields", "_make", "_replace"}
 
 MANY_ATTRIBUTES: dict[str, int] = {
-    "agent: Agent": 17,
+    "agent: Agent": 16,
     "controllers: NodeControllers": 13,
     "director: DirectRouting": 15,
     "director: Director": 16,
@@ -52,6 +53,11 @@ LONG_FUNCTIONS: dict[str, int] = {
 }
 SHARED_STATE: set[str] = set()
 """Module-level names that one module changes while another reads them."""
+CHANGED_FROM_OUTSIDE: set[str] = {
+    "firewall: standing",
+    "telemetry: headers",
+}
+"""Rooms in which a module changes a dict, a list or a set of another module's object, and the attribute."""
 PRIVATE_NAMES_ELSEWHERE: set[str] = {
     "controllers: _plans",
     "controllers: _settings",
@@ -106,6 +112,10 @@ def test_a_function_is_short() -> None:
 
 def test_modules_share_no_state() -> None:
     assert shared_state() ^ SHARED_STATE == set()
+
+
+def test_no_module_changes_a_container_of_an_object_of_another() -> None:
+    assert changed_from_outside() ^ CHANGED_FROM_OUTSIDE == set()
 
 
 def test_no_module_reads_a_private_name_of_another() -> None:
@@ -249,6 +259,57 @@ def names_changed_in_functions(module: Module) -> Iterator[str]:
                     yield name
                 case ast.Attribute(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
                     yield name
+
+
+def changed_from_outside() -> set[str]:
+    """Public containers that a module changes in objects with behaviour, whose module it imports from."""
+    behaving = {node for _, node in classes_with_behaviour()}
+    owners = defaultdict(set)
+    for module in modules():
+        for _, node in definitions(module.tree.body):
+            for name in containers(node) if node in behaving else ():
+                owners[name].add(module.name)
+    found = set()
+    for module in modules():
+        known = {full.rpartition(".")[0] for full in imported_names(module).values()}
+        changed = set(attributes_changed(module))
+        found |= {
+            f"{module.room}: {name}" for name in changed if owners[name] & known and module.name not in owners[name]
+        }
+    return found
+
+
+def containers(node: ast.AST) -> Iterator[str]:
+    """The public attributes to which the class assigns an empty or filled dict, list, set or deque."""
+    for part in ast.walk(node):
+        match part:
+            case ast.Assign(targets=[ast.Attribute(value=owner, attr=name)], value=value):
+                pass
+            case ast.AnnAssign(target=ast.Attribute(value=owner, attr=name), value=ast.expr() as value):
+                pass
+            case _:
+                continue
+        is_container = isinstance(value, ast.Dict | ast.List | ast.Set) or (
+            isinstance(value, ast.Call) and last_name(value.func) in CONTAINERS
+        )
+        if is_self(owner) and is_container and not name.startswith("_"):
+            yield name
+
+
+def attributes_changed(module: Module) -> Iterator[str]:
+    """The attributes of other objects than `self` that the module changes in place."""
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(value=owner, attr=name), attr=method)):
+                is_changed = method in CHANGING_METHODS
+            case ast.Subscript(value=ast.Attribute(value=owner, attr=name), ctx=ast.Store() | ast.Del()):
+                is_changed = True
+            case ast.AugAssign(target=ast.Attribute(value=owner, attr=name)):
+                is_changed = True
+            case _:
+                continue
+        if is_changed and not is_self(owner):
+            yield name
 
 
 def private_names_elsewhere() -> set[str]:
