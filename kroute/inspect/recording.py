@@ -15,23 +15,12 @@ from typing import Any, ClassVar, Generic, NamedTuple, Never, Self, TypeVar, cas
 from kroute.kernel import clients
 from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.ipset import AddEntry, DeleteEntry, Element, SetChange, SetDefinition
+from kroute.kernel.ipset import Element, SetChange, SetDefinition
 from kroute.kernel.iptables.xtables import TableRules
-from kroute.kernel.ipvs.objects import (
-    AddRealServer,
-    AddVirtualServer,
-    DeleteRealServer,
-    DeleteVirtualServer,
-    IpvsChange,
-    SetVirtualServer,
-    StatesByServer,
-    SyncDaemon,
-    VirtualServerKey,
-    VirtualServerState,
-)
+from kroute.kernel.ipvs import objects as ipvs
 from kroute.kernel.ipvs.outlines import Outlines
-from kroute.kernel.net.addresses import AddressChange, BindAddress, RenewAddress, UnbindAddress
-from kroute.kernel.net.routes import DeleteLocalRoute, LocalRoute, RouteChange, SetLocalRoute
+from kroute.kernel.net.addresses import AddressChange
+from kroute.kernel.net.routes import LocalRoute, RouteChange, SetLocalRoute
 from kroute.kernel.net.steering import Steer
 from kroute.kernel.netlink.message import address_family
 from kroute.kernel.nftables import objects as nft
@@ -45,15 +34,8 @@ T = TypeVar("T")
 
 ADD, EDIT, DELETE = "add", "edit", "delete"
 
-_ADDITIONS = (
-    *(AddVirtualServer, AddRealServer, BindAddress, RenewAddress, AddEntry),
-    *(nft.AddTable, nft.AddSet, nft.AddChain, nft.AddRule, nft.AddElements),
-)
-_DELETIONS = (
-    *(DeleteVirtualServer, DeleteRealServer, UnbindAddress, DeleteLocalRoute, DeleteEntry),
-    *(nft.DeleteTable, nft.DeleteSet, nft.DeleteChain, nft.DeleteRule, nft.DeleteElements),
-)
-_OF_VIRTUAL_SERVERS = (AddVirtualServer, SetVirtualServer, DeleteVirtualServer)
+_ACTIONS = {"add": ADD, "bind": ADD, "renew": ADD, "delete": DELETE, "unbind": DELETE}
+"""By the verb with which the sentence of a change begins. All others edit."""
 _NOT_MADE = -1
 """The index of a link that is only recorded."""
 _NEW_RULE = 0
@@ -122,8 +104,8 @@ class Recording(Generic[C]):
 
     def _note_change(self, kind: str, change: object, subject: Hashable = None, what: str = "") -> None:
         """Record a change of a batch; `what`: in other words than its own."""
-        action = ADD if isinstance(change, _ADDITIONS) else DELETE if isinstance(change, _DELETIONS) else EDIT
-        self._note(kind, action, what or str(change), subject)
+        what = what or str(change)
+        self._note(kind, _ACTIONS.get(what.partition(" ")[0], EDIT), what, subject)
 
 
 def _methods(kind: type) -> set[str]:
@@ -209,49 +191,49 @@ class RecordingIpvs(
 ):
     """Virtual servers, real servers and time-outs."""
 
-    async def read(self) -> dict[VirtualServerKey, VirtualServerState]:
+    async def read(self) -> dict[ipvs.VirtualServerKey, ipvs.VirtualServerState]:
         self._made = await self._recorder.answered(self._client.read())
         return dict(self._made)
 
     async def scan(
         self,
-        expected: Collection[VirtualServerKey] = (),  # noqa: ARG002  `read` returns everything
-    ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
+        expected: Collection[ipvs.VirtualServerKey] = (),  # noqa: ARG002  `read` returns everything
+    ) -> AsyncIterator[list[tuple[ipvs.VirtualServerKey, ipvs.VirtualServerState]]]:
         yield list((await self.read()).items())
 
-    async def ipv4_real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
+    async def ipv4_real_servers(self, keys: Sequence[ipvs.VirtualServerKey]) -> ipvs.StatesByServer:
         return await self._recorder.answered(self._client.real_servers(keys))
 
     async def outlines(self) -> Outlines:
         """None: a dry run ends before it could look at them."""
         return Outlines()
 
-    async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
+    async def write(self, changes: Sequence[ipvs.IpvsChange]) -> list[Failure[ipvs.IpvsChange]]:
         """Record the changes.
 
         An existing virtual server is not added again (EEXIST), and an edit without effect is left out.
         """
-        failures: list[Failure[IpvsChange]] = []
+        failures: list[Failure[ipvs.IpvsChange]] = []
         for change in changes:
             state = self._made.get(change.key)
-            if isinstance(change, AddVirtualServer) and state is not None:
+            if isinstance(change, ipvs.AddVirtualServer) and state is not None:
                 failures.append(Failure(change, errno.EEXIST))
                 continue
-            if isinstance(change, SetVirtualServer) and state is not None and state.options == change.options:
+            if isinstance(change, ipvs.SetVirtualServer) and state is not None and state.options == change.options:
                 continue
-            if isinstance(change, DeleteVirtualServer):
+            if isinstance(change, ipvs.DeleteVirtualServer):
                 self._made.pop(change.key, None)
-            kind = "virtual server" if isinstance(change, _OF_VIRTUAL_SERVERS) else "real server"
+            kind = "real server" if hasattr(change, "real_server") else "virtual server"
             self._note_change(kind, change, change.key)
         return failures
 
     async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
         self._note("timeouts", EDIT, f"set the IPVS timeouts to {tcp} s, {tcpfin} s, {udp} s")
 
-    async def start_sync_daemon(self, daemon: SyncDaemon) -> None:
+    async def start_sync_daemon(self, daemon: ipvs.SyncDaemon) -> None:
         self._note("sync daemon", ADD, f"start the {daemon}")
 
-    async def stop_sync_daemon(self, daemon: SyncDaemon) -> None:
+    async def stop_sync_daemon(self, daemon: ipvs.SyncDaemon) -> None:
         self._note("sync daemon", DELETE, f"stop the {daemon}")
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,10 @@ def imported(program: str) -> frozenset[str]:
 
 def test_an_agent_does_not_load_what_it_does_not_use_at_once() -> None:
     assert imported(AGENT) & {*UNUSED} == set()
+
+
+def test_what_an_agent_of_kroute_does_not_load_exists() -> None:
+    assert [name for name in UNUSED if name.startswith("kroute.") and find_spec(name) is None] == []
 
 
 def test_the_lists_are_requested_before_most_of_an_agent_is_loaded() -> None:
