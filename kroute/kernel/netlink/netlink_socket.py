@@ -237,9 +237,13 @@ class NetlinkSocket:
             offset += len(piece)
         buffer[last + FLAGS_OFFSET] |= last_flags
         try:
-            if (refusal := self._attempt_to_send(buffer)) is not None:  # hardly ever, so most need no timer
-                async with asyncio.timeout(SEND_TIMEOUT):
-                    await self._send_later(buffer, refusal)
+            try:
+                self._opened().send(buffer)
+            except OSError as error:
+                if error.errno not in {errno.EAGAIN, errno.ENOBUFS}:
+                    raise
+                async with asyncio.timeout(SEND_TIMEOUT):  # hardly ever, so most need no timer
+                    await self._send_again(buffer)
         except OSError as error:  # TimeoutError is one
             reason = error.strerror or "it takes no more"
             sentence = f"cannot send {len(messages)} netlink messages: {reason}; trying later"
@@ -249,27 +253,20 @@ class NetlinkSocket:
         self.statistics.sends += 1
         return first
 
-    def _attempt_to_send(self, buffer: bytearray) -> OSError | None:
-        """Send all messages in one datagram. Returns the error if there is no room or memory: none was taken then."""
-        try:
-            self._opened().send(buffer)
-        except OSError as error:
-            if error.errno not in {errno.EAGAIN, errno.ENOBUFS}:
-                raise
-            return error
-        return None
-
-    async def _send_later(self, buffer: bytearray, refusal: OSError | None) -> None:
-        """The same after a refusal, once there is room and memory."""
+    async def _send_again(self, buffer: bytearray) -> None:
+        """Send all messages in one datagram, once there is room and memory. A refused send has taken none of them."""
         waits = iter(OUT_OF_MEMORY_WAITS)
-        while refusal is not None:
-            if isinstance(refusal, BlockingIOError):
+        while True:
+            try:
+                self._opened().send(buffer)
+            except BlockingIOError:
                 await _ready(self._opened(), to_send=True)
-            elif (wait := next(waits, None)) is not None:
+            except OSError as error:
+                if error.errno != errno.ENOBUFS or (wait := next(waits, None)) is None:
+                    raise
                 await asyncio.sleep(wait)
             else:
-                raise refusal
-            refusal = self._attempt_to_send(buffer)
+                return
 
     async def _collect_errors(self, first: int, count: int) -> dict[int, int]:
         errors: dict[int, int] = {}

@@ -16,15 +16,14 @@ A socket stays in the namespace in which it was made, and keeps it alive. So it 
 else a pod's devices outlived the pod.
 """
 
-import asyncio
 import ctypes
 import fcntl
 import os
 import re
 import socket
 import struct
-import threading
 from collections.abc import AsyncIterator, Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -172,7 +171,8 @@ async def routing_socket(namespace: PodNamespace, proc: Path = PROC) -> AsyncIte
     """
     netlink = NetlinkSocket(NETLINK_ROUTE)
     try:
-        netlink.adopt(await _opened(namespace, proc))
+        with ThreadPoolExecutor(1, "enter pod") as entering:  # well below a millisecond
+            netlink.adopt(entering.submit(_socket_inside, namespace, proc).result())
     except OSError as error:
         missing = "; CAP_SYS_ADMIN and CAP_SYS_PTRACE are needed, see docs/direct-return.md"
         hint = missing if isinstance(error, PermissionError) else "; the pod may have ended"
@@ -182,31 +182,6 @@ async def routing_socket(namespace: PodNamespace, proc: Path = PROC) -> AsyncIte
         yield netlink
     finally:
         await netlink.close()
-
-
-async def _opened(namespace: PodNamespace, proc: Path) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    opened: asyncio.Future[socket.socket] = loop.create_future()
-
-    def settle(made: socket.socket | None, failure: OSError | None) -> None:
-        if opened.done():  # cancelled meanwhile
-            if made is not None:
-                made.close()
-        elif made is not None:
-            opened.set_result(made)
-        elif failure is not None:
-            opened.set_exception(failure)
-
-    def work() -> None:
-        try:
-            made = _socket_inside(namespace, proc)
-        except OSError as error:
-            loop.call_soon_threadsafe(settle, None, error)
-        else:
-            loop.call_soon_threadsafe(settle, made, None)
-
-    threading.Thread(target=work, name="enter pod", daemon=True).start()
-    return await opened
 
 
 def _socket_inside(namespace: PodNamespace, proc: Path) -> socket.socket:
