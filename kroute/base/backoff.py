@@ -65,7 +65,7 @@ def exhaustion(error: BaseException) -> str | None:
     what fork(2) fails with; sockets and locks that would block are none of this function's callers' business.
     """
     if isinstance(error, BaseExceptionGroup):
-        steps = [exhaustion(it) for it in error.exceptions]
+        steps = [exhaustion(inner) for inner in error.exceptions]
         return steps[0] if all(steps) else None
     cause: BaseException | None = error
     while cause is not None:
@@ -98,7 +98,7 @@ def hindrance(error: BaseException) -> str | None:
 
 def _number(error: BaseException) -> int:
     if isinstance(error, ImportError):
-        return next((it for it in _OF_A_LIBRARY if os.strerror(it) in str(error)), 0)
+        return next((number for number in _OF_A_LIBRARY if os.strerror(number) in str(error)), 0)
     return getattr(error, "errno", None) or 0
 
 

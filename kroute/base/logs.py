@@ -77,7 +77,7 @@ def _bounded(value: Any) -> Any:
         left_out = len(value) - LONGEST_FIELD
         return printable(value if left_out <= 0 else f"{value[:LONGEST_FIELD]}… ({left_out:,} more)")
     if isinstance(value, list | tuple):
-        return [_bounded(it) for it in value[:LONGEST_FIELD]]
+        return [_bounded(element) for element in value[:LONGEST_FIELD]]
     return value
 
 

@@ -83,8 +83,8 @@ class DirectorAddresses:
         """Read the machine's addresses. Returns a sentence for each of kroute's that somebody has removed."""
         await self._leave_other_interfaces()
         present = await self._addresses.of_node()
-        ours = {it.address for it in present if it.interface == self.interface} & self._recorded()
-        self._foreign = {it.address for it in present} - ours
+        ours = {entry.address for entry in present if entry.interface == self.interface} & self._recorded()
+        self._foreign = {entry.address for entry in present} - ours
         resync = self.desired.resync()
         for address in ours:
             resync.found(address, self.desired.desired(address) or Vip(address, None))
@@ -102,8 +102,14 @@ class DirectorAddresses:
         if not due:
             return
         async with self._writing:
-            failures = await self._addresses.write(self.interface, changes := [UnbindAddress(it) for it in due])
-            refusals = {it.change.address: str(it) for it in failures if it.errno not in {EADDRNOTAVAIL, ENODEV}}
+            failures = await self._addresses.write(
+                self.interface, changes := [UnbindAddress(address) for address in due]
+            )
+            refusals = {
+                failure.change.address: str(failure)
+                for failure in failures
+                if failure.errno not in {EADDRNOTAVAIL, ENODEV}
+            }
             gone = self._writer.settle(changes, refusals)
             self._ledger.record(AddressDeleted(self.interface, change.address) for change in gone)
 
@@ -123,13 +129,15 @@ class DirectorAddresses:
         async with self._writing:
             recorded = self._recorded()
             self._ledger.record(AddressMade(self.interface, address) for address in due)
-            bindings = [BindAddress(it, keep_kernel_route=True, lifetime=self._lifetime) for it in due]
+            bindings = [BindAddress(address, keep_kernel_route=True, lifetime=self._lifetime) for address in due]
             failures = await self._addresses.write(self.interface, bindings)
             # A renewal may have bound a removed address again before its removal was noticed.
             refusals = {
-                it.change.address: str(it) for it in failures if it.errno != EEXIST or it.change.address not in recorded
+                failure.change.address: str(failure)
+                for failure in failures
+                if failure.errno != EEXIST or failure.change.address not in recorded
             }
-            self._foreign |= {it.change.address for it in failures if it.errno == EEXIST} - recorded
+            self._foreign |= {failure.change.address for failure in failures if failure.errno == EEXIST} - recorded
             self._writer.settle(bindings, refusals)
             self._ledger.record(AddressDeleted(self.interface, address) for address in refusals)
 
@@ -185,7 +193,7 @@ class DirectorAddresses:
 
     async def _leave_other_interfaces(self) -> None:
         """Remove the addresses that a run with another `--vip-interface` has left."""
-        for interface, address in sorted(it for it in self._ledger.addresses if it[0] != self.interface):
+        for interface, address in sorted(entry for entry in self._ledger.addresses if entry[0] != self.interface):
             failures = await self._addresses.write(interface, [UnbindAddress(address)])
             if all(failure.errno in {EADDRNOTAVAIL, ENODEV} for failure in failures):
                 self._ledger.record([AddressDeleted(interface, address)])

@@ -80,7 +80,7 @@ class DirectorCatalog:
     def take_asked(self) -> dict[Probe, frozenset[str]]:
         """The checks for which other namespaces ask since the last call, and which ones do now; none: nobody does."""
         changed, self._asked_anew = self._asked_anew, {}
-        return {probe: frozenset([it.namespace for it in self._asking.get(probe, ())]) for probe in changed}
+        return {probe: frozenset([service.namespace for service in self._asking.get(probe, ())]) for probe in changed}
 
     @property
     def current(self) -> list[ServicePlan]:
@@ -155,7 +155,11 @@ class DirectorCatalog:
         self._dirty.clear()
         while not batch.advance(meter := Meter(UNITS_A_STEP), self._planning):
             yield meter.spent
-        return [self._keep(it) for it in batch.made if not it.same_as(self._plans.get(it.key) or ServicePlan(it.key))]
+        return [
+            self._keep(plan)
+            for plan in batch.made
+            if not plan.same_as(self._plans.get(plan.key) or ServicePlan(plan.key))
+        ]
 
     def _mark(self, *keys: ObjectKey) -> None:
         """Plan these Services again, and renew their claims."""

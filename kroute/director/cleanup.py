@@ -16,7 +16,7 @@ async def undo(ledger: Ledger, ipvs: SyncDaemonClient, addresses: AddressClient,
             unbindings = [UnbindAddress(address) for address in ours]
             failures = await addresses.write(interface, unbindings)
             report.batch(unbindings, failures, {EADDRNOTAVAIL, ENODEV})
-            refused = {it.change.address for it in failures if it.errno not in {EADDRNOTAVAIL, ENODEV}}
+            refused = {failure.change.address for failure in failures if failure.errno not in {EADDRNOTAVAIL, ENODEV}}
             ledger.record(AddressDeleted(interface, address) for address in ours if address not in refused)
     with report.step("synchronization daemons"):
         for daemon in sorted(await ipvs.sync_daemons()) if ledger.sync_daemons else ():

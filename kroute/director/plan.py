@@ -66,10 +66,10 @@ class TakingTraffic:
     """The Nodes that take traffic, and what they are weighed by."""
 
     def __init__(self, nodes: Collection[DirectorNode]) -> None:
-        self.traits = Nodes({it.name: NodeTraits(it.weight, it.zone) for it in nodes})
+        self.traits = Nodes({node.name: NodeTraits(node.weight, node.zone) for node in nodes})
         self.of_family: dict[Family, list[tuple[str, str]]] = {
-            Family.IPV4: sorted((it.ipv4, it.name) for it in nodes if it.ipv4 is not None),
-            Family.IPV6: sorted((it.ipv6, it.name) for it in nodes if it.ipv6 is not None),
+            Family.IPV4: sorted((node.ipv4, node.name) for node in nodes if node.ipv4 is not None),
+            Family.IPV6: sorted((node.ipv6, node.name) for node in nodes if node.ipv6 is not None),
         }
         """Address and name of each Node, in the order of the addresses."""
         self._addresses = {
@@ -84,10 +84,10 @@ class TakingTraffic:
 
 def director_node(node: Node) -> DirectorNode | None:
     """The Node if it takes traffic: it is ready, has an InternalIP and is not excluded by the label. Else None."""
-    ready = any(it.type == "Ready" and it.status == "True" for it in node.status.conditions or ())
+    ready = any(condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions or ())
     if not ready or EXCLUSION_LABEL in (node.metadata.labels or {}):
         return None
-    own = [canonical(it.address) for it in node.status.addresses or () if it.type == "InternalIP"]
+    own = [canonical(address.address) for address in node.status.addresses or () if address.type == "InternalIP"]
     first = {family_of(address): address for address in reversed(list(filter(None, own)))}
     traits = traits_of(node)
     addresses = first.get(Family.IPV4), first.get(Family.IPV6)
@@ -115,7 +115,7 @@ def external_frontends(service: Service, settings: Settings, machine: NodeFacts,
     spec = msgspec.structs.replace(service.spec, external_ips=tuple(left))
     bare = msgspec.structs.replace(service, spec=spec, status=ServiceStatus())
     served, others, more = frontends_of(bare, machine, settings, owners)
-    external = tuple(it for it in served if it.kind is Kind.EXTERNAL_IP)
+    external = tuple(frontend for frontend in served if frontend.kind is Kind.EXTERNAL_IP)
     return Frontends(external, (*problems.kept, *others), problems.more + more)
 
 
@@ -141,7 +141,7 @@ def planning_director(
     if base.virtual_servers and options.of(Locality) is not None:
         problems.append(_no_locality())
     ports = {frontend.key: frontend.port for frontend in frontends.served}
-    families = sorted({family_of(it.key.address) for it in base.virtual_servers})
+    families = sorted({family_of(server.key.address) for server in base.virtual_servers})
     is_local = external_policy(service) == LOCAL
     merged: dict[Family, MergedSlices] = {}
     for family in families if is_local or options.weighs_endpoints else ():
@@ -149,10 +149,10 @@ def planning_director(
     problems.extend(refusals(merged.values()))
     asked = (service.spec.ports or ())[: settings.max_virtual_servers]
     checks = _Checks(
-        service.spec, asked, base.virtual_servers, sum(len(nodes.of_family[it]) for it in families), failing
+        service.spec, asked, base.virtual_servers, sum(len(nodes.of_family[family]) for family in families), failing
     )
     directed = _Directed(nodes, merged, options, checks, is_local=is_local)
-    room, left_out = settings.max_backends, sum(it.left_out for it in merged.values())
+    room, left_out = settings.max_backends, sum(slices_of_family.left_out for slices_of_family in merged.values())
     servers: list[VirtualServer] = []
     for server in base.virtual_servers:
         count = directed.count(server.key, ports[server.key])
@@ -168,7 +168,7 @@ def planning_director(
     plan = ServicePlan(
         service.key,
         virtual_servers=tuple(servers),
-        vips=tuple(Vip(address, None) for address in sorted(bound & {it.key.address for it in servers})),
+        vips=tuple(Vip(address, None) for address in sorted(bound & {server.key.address for server in servers})),
         problems=problems.all(),
     )
     return DirectorPlan(plan, frozenset(checks.probes))
@@ -244,12 +244,14 @@ class _Directed:
             servers = [RealServer(address, 0) for address, _ in candidates]
             facts = WeightFacts(
                 self._nodes.traits,
-                {it: counts[name] for it, (_, name) in zip(servers, candidates, strict=True)} if by_endpoints else {},
+                {server: counts[name] for server, (_, name) in zip(servers, candidates, strict=True)}
+                if by_endpoints
+                else {},
             )
             weighing = weighing_of(NOWHERE, facts, scheduler, self._options.of(ServiceWeights))
-            chosen = [(it, _traits(name)) for it, (_, name) in zip(servers, candidates, strict=True)]
+            chosen = [(server, _traits(name)) for server, (_, name) in zip(servers, candidates, strict=True)]
             weighed = servers if weighing is None else weighing.weighed(chosen)
-            known = self._weights[question] = [it.weight for it in weighed]
+            known = self._weights[question] = [server.weight for server in weighed]
             self._units += len(candidates) * (1 if weighing is None else 10)
         return known
 
@@ -279,7 +281,7 @@ class _Check:
         if known is None:
             probes = [Probe(kind, address, number) for kind, number in self._checks]
             self._probes.update(probes)
-            known = self._passing[address] = not probes or not all(it in self._failing for it in probes)
+            known = self._passing[address] = not probes or not all(probe in self._failing for probe in probes)
         return known
 
 
@@ -309,15 +311,19 @@ class _Checks:
             self._health = _Check([(ProbeKind.HTTP, spec.health_check_node_port)], failing, self.probes)
             return
         node_ports = {
-            it.port: it.node_port for it in reversed(ports) if it.protocol == "TCP" and 1 <= it.node_port <= 65535
+            port.port: port.node_port
+            for port in reversed(ports)
+            if port.protocol == "TCP" and 1 <= port.node_port <= 65535
         }
-        numbers = sorted({it.key.port for it in servers if it.key.protocol is Protocol.TCP})
-        checked = [it for it in numbers if it in node_ports][: max(MOST_CHECKS // (nodes or 1), 1)]
-        shared = _Check([(ProbeKind.CONNECT, node_ports[it]) for it in checked], failing, self.probes)
-        without = [it for it in numbers if it not in node_ports]
-        reached = _Check([(ProbeKind.REACH, it) for it in without[:1]], failing, self.probes)
-        self._of_port = {it: shared if it in node_ports else reached for it in numbers}
-        self._of_port |= {it: _Check([(ProbeKind.CONNECT, node_ports[it])], failing, self.probes) for it in checked}
+        numbers = sorted({server.key.port for server in servers if server.key.protocol is Protocol.TCP})
+        checked = [number for number in numbers if number in node_ports][: max(MOST_CHECKS // (nodes or 1), 1)]
+        shared = _Check([(ProbeKind.CONNECT, node_ports[number]) for number in checked], failing, self.probes)
+        without = [number for number in numbers if number not in node_ports]
+        reached = _Check([(ProbeKind.REACH, number) for number in without[:1]], failing, self.probes)
+        self._of_port = {number: shared if number in node_ports else reached for number in numbers}
+        self._of_port |= {
+            number: _Check([(ProbeKind.CONNECT, node_ports[number])], failing, self.probes) for number in checked
+        }
 
     def of(self, key: VirtualServerKey) -> _Check:
         """What a node must pass for one virtual server. For UDP and SCTP that is nothing."""

@@ -247,10 +247,12 @@ def as_flags(settings: Settings) -> dict[str, str]:
     for field in settings.__struct_fields__:
         value = getattr(settings, field)
         if isinstance(value, IpvsTimeouts):
-            written |= {f"ipvs-{it}-timeout": write_duration(getattr(value, it)) for it in value.__struct_fields__}
+            written |= {
+                f"ipvs-{part}-timeout": write_duration(getattr(value, part)) for part in value.__struct_fields__
+            }
         elif isinstance(value, ConntrackSettings):
-            parts = {it: getattr(value, it) for it in value.__struct_fields__}
-            written |= {f"conntrack-{it.replace('_', '-')}": _written(it, part) for it, part in parts.items()}
+            parts = {name: getattr(value, name) for name in value.__struct_fields__}
+            written |= {f"conntrack-{name.replace('_', '-')}": _written(name, part) for name, part in parts.items()}
         else:
             written[FLAG_NAMES.get(field, field.replace("_", "-"))] = _written(field, value)
     return written

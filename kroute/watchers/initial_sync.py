@@ -49,7 +49,11 @@ async def api_facts(settings: Settings) -> ApiFacts:
 
 async def node_object(settings: Settings) -> Node | None:
     """This node's Node object, or None. Raises as `initial_sync` does."""
-    nodes = [it.item for it in await initial_sync(settings) if isinstance(it, Applied) and isinstance(it.item, Node)]
+    nodes = [
+        change.item
+        for change in await initial_sync(settings)
+        if isinstance(change, Applied) and isinstance(change.item, Node)
+    ]
     return next((node for node in nodes if node.key.name == settings.node_name), None)
 
 

@@ -172,8 +172,8 @@ class NodeWatcher:
     async def _read(self) -> None:
         found = await self._read_whole()
         self._addresses = {}
-        for it in found:
-            self._addresses.setdefault(it.ifindex, {})[it.identity] = it
+        for address in found:
+            self._addresses.setdefault(address.ifindex, {})[address.identity] = address
         self._pass_on()
 
     async def _read_whole(self) -> list[InterfaceAddress]:
@@ -203,7 +203,7 @@ class NodeWatcher:
                     of_interface[address.identity] = address
 
     def _pass_on(self) -> None:
-        addresses = [it for of_interface in self._addresses.values() for it in of_interface.values()]
+        addresses = [address for of_interface in self._addresses.values() for address in of_interface.values()]
         interfaces = node_interfaces(addresses, self._source_towards)
         interfaces = interfaces._replace(gateways=self._gateways, dns_servers=self._dns_servers)
         if interfaces != self._passed_on:
@@ -224,8 +224,13 @@ def node_interfaces(
     addresses: Collection[InterfaceAddress], source_towards: SourceTowards | None = None
 ) -> NodeInterfaces:
     """The node's addresses. A tentative address is not the node's yet: another machine may have it already."""
-    own = frozenset(it.address for it in addresses if not it.tentative)
-    edges = {edge for it in addresses if it.scope == "global" for edge in subnet_edges(it.address, it.prefix_length)}
+    own = frozenset(address.address for address in addresses if not address.tentative)
+    edges = {
+        edge
+        for address in addresses
+        if address.scope == "global"
+        for edge in subnet_edges(address.address, address.prefix_length)
+    }
     return NodeInterfaces(own, default_addresses(addresses, source_towards), subnet_edges=frozenset(edges - own))
 
 
@@ -250,14 +255,16 @@ def default_addresses(
     Without a default route it is the first address of global scope that is not secondary, tentative or deprecated.
     """
     source_towards = source_towards or default_source
-    usable = [it for it in addresses if it.scope == "global" and not (it.tentative or it.deprecated)]
+    usable = [
+        address for address in addresses if address.scope == "global" and not (address.tentative or address.deprecated)
+    ]
     chosen = []
     for family, version in ((socket.AF_INET, 4), (socket.AF_INET6, 6)):
-        candidates = [it for it in usable if ipaddress.ip_address(it.address).version == version]
+        candidates = [address for address in usable if ipaddress.ip_address(address.address).version == version]
         source = source_towards(family)
-        if source in {it.address for it in candidates}:
+        if source in {address.address for address in candidates}:
             chosen.append(source)
-        elif first := next((it.address for it in candidates if not it.secondary), None):
+        elif first := next((address.address for address in candidates if not address.secondary), None):
             chosen.append(first)
     return tuple(filter(None, chosen))
 

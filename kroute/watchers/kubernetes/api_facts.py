@@ -1,6 +1,6 @@
 """What the way to the API says: which addresses the server has, and which networks ClusterIPs come from.
 
-The server's name is resolved anew every half minute. ServiceCIDR objects (Kubernetes 1.33) are listed and not watched:
+The server's name is resolved again every half minute. ServiceCIDR objects (Kubernetes 1.33) are listed and not watched:
 they change once in the life of a cluster, and the ClusterIPs of a new range are known with their Services. One more
 watch on every node would cost the API server more than a list in ten minutes.
 """
@@ -147,4 +147,4 @@ async def resolved(server: str) -> frozenset[str]:
     except (OSError, ValueError, MemoryError, RuntimeError):  # no name (UnicodeError), no memory, no thread
         return frozenset()
     addresses = (canonical(str(address[0])) for *_, address in found)
-    return frozenset(it for it in addresses if it is not None)
+    return frozenset(address for address in addresses if address is not None)

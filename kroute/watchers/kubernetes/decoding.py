@@ -114,7 +114,7 @@ async def read_page(body: bytes) -> Page:
 
 
 def _take_page_apart(body: bytes) -> Page:
-    parts = {it.name: it for it in members(body)}
+    parts = {member.name: member for member in members(body)}
     if b"metadata" not in parts or b"items" not in parts:
         raise msgspec.DecodeError("it has no metadata or no items")
     metadata = decoded(_decode_meta, _value(body, parts[b"metadata"]))
@@ -131,7 +131,7 @@ def read_event(line: bytes) -> Event:
     try:
         return decoded(_decode_event, line)
     except msgspec.DecodeError:
-        parts = {it.name: it for it in members(line[:IDENTITY_WITHIN])}
+        parts = {member.name: member for member in members(line[:IDENTITY_WITHIN])}
         if b"type" not in parts or b"object" not in parts:
             raise
         kind = decoded(_decode_text, _value(line, parts[b"type"]))
@@ -163,8 +163,8 @@ def _check_lengths(identity: Identity | ObjectMeta) -> None:
 
 
 def _identity_in(text: bytes) -> Identity:
-    metadata = next((_value(text, it) for it in members(text) if it.name == b"metadata"), b"")
-    fields = {it.name: _value(metadata, it) for it in members(metadata)}
+    metadata = next((_value(text, member) for member in members(text) if member.name == b"metadata"), b"")
+    fields = {member.name: _value(metadata, member) for member in members(metadata)}
     name, namespace = (_text(fields.get(field, b""), LONGEST_NAME) for field in (b"name", b"namespace"))
     return Identity(name, namespace, _text(fields.get(b"resourceVersion", b""), LONGEST_VERSION))
 

@@ -78,7 +78,7 @@ def _is_left_out(host: str, left_out: str) -> bool:
     try:
         address = ip_address(host)
     except ValueError:
-        return host == "localhost" or any(it.startswith("*.") and host.endswith(it[1:]) for it in entries)
+        return host == "localhost" or any(entry.startswith("*.") and host.endswith(entry[1:]) for entry in entries)
     return address.is_loopback or any(address in network for network in _networks(entries))
 
 
@@ -208,7 +208,7 @@ class HttpClient:
                 self._unanswered.discard(attempt)
 
     def give_up(self, begun_before: float) -> None:
-        """Ask anew, on other connections, what was asked before this moment of the loop's clock and has no answer.
+        """Ask again, on other connections, what was asked before this moment of the loop's clock and has no answer.
 
         That holds for GET alone: a write may have been made.
         """

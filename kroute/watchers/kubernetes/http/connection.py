@@ -101,12 +101,12 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
 
-def _probe(it: socket.socket) -> None:
+def _probe(connection: socket.socket) -> None:
     """Have the kernel find out that the other end has gone: no packet says so when a machine or a way to it dies."""
-    it.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    it.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBED_AFTER)
-    it.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBED_EVERY)
-    it.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER * 1000)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBED_AFTER)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBED_EVERY)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER * 1000)
 
 
 def _time_out(waiter: asyncio.Future[None], seconds: float) -> None:
