@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Literal
 
 from kroute.base.backoff import Retries, retry_when_exhausted
@@ -19,7 +20,7 @@ from kroute.kernel.errors import KernelError
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import AddressSet, NodePlan, ServicePlan, SetEntry
+from kroute.model.plan import AddressSet, NodePlan, Plan, ServicePlan, SetEntry
 from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.comparison.set_entries import describe_drift
@@ -77,6 +78,13 @@ class Masquerade(StagedController[SetEntry, Present]):
         if plan.node != self._node:
             self._node = plan.node
             self._rules_due = True
+
+    @staticmethod
+    def is_news(plan: Plan, before: Plan | None) -> bool:
+        """Whether a plan has other set entries than the one before, or may have to pass ENFORCED, too."""
+        if plan.is_empty or not isinstance(before, ServicePlan) or plan.set_entries != before.set_entries:
+            return True
+        return AddressSet.RESTRICTED in map(itemgetter(0), plan.set_entries)
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[SetEntry, Present]:
         return dict.fromkeys(plan.set_entries, True)

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from kroute.base.histogram import Histogram
@@ -73,7 +74,7 @@ class NodeControllers:
         )
         self.route_fix = RouteFix(
             settings,
-            broadcaster.subscribe(RouteFix.name),
+            broadcaster.subscribe(RouteFix.name, RouteFix.is_news, partial(gate.renew, RouteFix.stage)),
             gate,
             interface=self.interface,
             routes=kernel.routes,
@@ -82,7 +83,7 @@ class NodeControllers:
         )
         self.masquerade = Masquerade(
             settings,
-            broadcaster.subscribe(Masquerade.name),
+            broadcaster.subscribe(Masquerade.name, Masquerade.is_news, partial(gate.renew, Masquerade.stage)),
             gate,
             firewall=firewall_of(settings, kernel),
             clock=clock,

@@ -22,7 +22,7 @@ from kroute.kernel.clients import EventSource, RouteClient
 from kroute.kernel.digest import LastLook
 from kroute.kernel.net.monitor import AddressEvent, Event, RouteEvent
 from kroute.kernel.net.routes import DeleteLocalRoute, RouteChange, SetLocalRoute
-from kroute.model.plan import ServicePlan
+from kroute.model.plan import Plan, ServicePlan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -72,6 +72,13 @@ class RouteFix(StagedController[str, SourceRoute]):
         self._last = LastLook()
         self._pace = DigestPace(settings.resync_period, settings.resync_budget, self.status.counters)
         interface.watch(self.wake)
+
+    @staticmethod
+    def is_news(plan: Plan, before: Plan | None) -> bool:
+        """Whether a plan has other VIPs than the one before. Most changes are of endpoints."""
+        if plan.is_empty or not (isinstance(plan, ServicePlan) and isinstance(before, ServicePlan)):
+            return True
+        return plan.vips != before.vips
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[str, SourceRoute]:
         """One route for each VIP, with the node's own address as the source."""

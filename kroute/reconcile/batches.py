@@ -1,7 +1,7 @@
 """Work in batches, so that the event loop is never held for long."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from itertools import islice
 from typing import Generic, Self, TypeVar, cast
 
@@ -51,6 +51,14 @@ class _Slices(Generic[T]):
             await asyncio.sleep(0)
         self._has_begun = True
         return batch
+
+
+def cut(items: Collection[T], size: int = BATCH) -> Iterable[list[T]]:
+    """Cut into lists of at most `size`, usually one. The caller lets other tasks run in between."""
+    if len(items) <= size:
+        return (list(items),) if items else ()
+    iterator = iter(items)
+    return iter(lambda: list(islice(iterator, size)), [])
 
 
 def sliced(items: Iterable[T], size: int = BATCH) -> AsyncIterator[list[T]]:

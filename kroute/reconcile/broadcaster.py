@@ -2,7 +2,7 @@
 
 Each subscriber has its own queue, with one place for each Service and one for the node: a newer plan replaces an older
 one that still waits. So a slow subscriber costs memory for at most one plan a Service, and never delays another. One
-that reads little of a plan is not woken by those that have nothing new for it.
+that reads little of a plan is not woken by those that have nothing new for it: these are skipped.
 Everything here runs in the event loop's thread. `publish` and `take` do not await, so each is atomic.
 """
 
@@ -18,9 +18,16 @@ from kroute.model.plan import NodePlan, Plan, ServicePlan
 IsNews = Callable[[Plan, Plan | None], bool]
 """Whether a plan has something new for a subscriber, compared with the one before; None: the Service had none."""
 
+Skip = Callable[[Plan, Plan], None]
+"""Called with the plan before and a newer one that has nothing new for a subscriber, which does not get it."""
+
 
 def _always(_plan: Plan, _before: Plan | None) -> bool:
     return True
+
+
+def _forget(_before: Plan, _plan: Plan) -> None:
+    """Do nothing with a plan that is skipped."""
 
 
 class QueueStatistics(msgspec.Struct, frozen=True):
@@ -34,9 +41,12 @@ class QueueStatistics(msgspec.Struct, frozen=True):
 class Subscription:
     """One subscriber's queue of plans."""
 
-    def __init__(self, name: str, current: Iterable[Plan], *, started: bool, is_news: IsNews = _always) -> None:
+    def __init__(
+        self, name: str, current: Iterable[Plan], *, started: bool, is_news: IsNews = _always, skip: Skip = _forget
+    ) -> None:
         self.name = name
         self._is_news = is_news
+        self._skip = skip
         self._has_started = started
         self._waiting: dict[ObjectKey, Plan] = {plan.key: plan for plan in current}
         self._since = time.monotonic()
@@ -73,12 +83,16 @@ class Subscription:
 
         The first call with `wake` always wakes it. Only the broadcaster calls this.
         """
-        news = [plan for plan, before in plans if self._is_news(plan, before)]
         if not self._waiting:
             self._since = now
-        for plan in news:
-            self._waiting[plan.key] = plan
-        if not wake or (self._has_started and not news):
+        has_news = False
+        for plan, before in plans:
+            if plan.key in self._waiting or self._is_news(plan, before):
+                self._waiting[plan.key] = plan
+                has_news = True
+            elif before is not None:
+                self._skip(before, plan)
+        if not wake or (self._has_started and not has_news):
             return
         self._has_started = True
         self._arrived.set()
@@ -119,12 +133,13 @@ class Broadcaster:
         """All newest plans, the node's first."""
         return [*([self._node] if self._node is not None else []), *self._services.values()]
 
-    def subscribe(self, name: str, is_news: IsNews = _always) -> Subscription:
+    def subscribe(self, name: str, is_news: IsNews = _always, skip: Skip = _forget) -> Subscription:
         """Open a queue that holds all newest plans. Its subscriber is woken at once if the initial sync is complete.
 
-        Of later plans it gets those that are news.
+        Of later plans it gets those that are news, and those that replace one that still waits. `skip` is called with
+        the others.
         """
-        subscription = Subscription(name, self.plans, started=self._started, is_news=is_news)
+        subscription = Subscription(name, self.plans, started=self._started, is_news=is_news, skip=skip)
         self._subscriptions.append(subscription)
         return subscription
 

@@ -15,7 +15,7 @@ from kroute.kernel.clients import EventSource
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.monitor import Event, Overrun
 from kroute.model.plan import NodePlan, ServicePlan
-from kroute.reconcile.batches import sliced
+from kroute.reconcile.batches import cut
 from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import LedgerError
@@ -181,7 +181,9 @@ class Controller(ABC):
                 self.accept_node(plan)
             else:
                 services.append(plan)
-        async for plans in sliced(services, PLANS_A_SLICE):
+        for number, plans in enumerate(cut(services, PLANS_A_SLICE)):
+            if number:
+                await asyncio.sleep(0)
             self.accept(plans)
         taken, self._events = self._events, []
         events = [event for event in taken if not isinstance(event, Overrun)]

@@ -9,14 +9,16 @@ An object leaves when it is applied and no owner wants it. Until it is deleted, 
 to drop it, because the deletion waits for stages of that plan.
 """
 
+import asyncio
 import operator
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 from kroute.model.objects import ObjectKey
-from kroute.reconcile.batches import sliced
+from kroute.reconcile.batches import cut, sliced
 from kroute.reconcile.stage_gate import EARLIER_RUN, Revision
 
 K = TypeVar("K")
@@ -52,6 +54,8 @@ class DesiredState(Generic[K, V]):
         self._wanted: dict[ObjectKey, Mapping[K, V]] = {}
         self._owners: dict[K, tuple[ObjectKey, ...]] = {}
         self._applied: dict[K, V] = {}
+        self.applied: Mapping[K, V] = MappingProxyType(self._applied)
+        """What kroute has written to the kernel or has found there."""
         self._unsettled: dict[K, K] = {}
         self.changes = 0
         self._leaving: dict[K, Revision | None] = {}
@@ -109,11 +113,6 @@ class DesiredState(Generic[K, V]):
         return self._owners.get(key, ())
 
     # What is applied
-
-    @property
-    def applied(self) -> Mapping[K, V]:
-        """What kroute has written to the kernel or has found there."""
-        return self._applied
 
     def note_applied(self, key: K, value: V | None) -> None:
         """Remember that the kernel now has the object with this value; None: that it does not have it."""
@@ -178,7 +177,9 @@ class DesiredState(Generic[K, V]):
         """
         # A new one: Python iterates over the whole table of a dict that was once large, however few keys are left.
         self._unsettled = dict(self._unsettled.items())
-        async for keys in sliced(list(self._unsettled)):
+        for number, keys in enumerate(cut(list(self._unsettled))):
+            if number:
+                await asyncio.sleep(0)
             yield self.deltas(keys)
 
     @property

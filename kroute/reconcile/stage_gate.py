@@ -26,7 +26,7 @@ from typing import NamedTuple, NewType, Protocol
 
 from kroute.model.addresses import Family
 from kroute.model.objects import ObjectKey
-from kroute.reconcile.batches import sliced
+from kroute.reconcile.batches import cut
 
 Stage = NewType("Stage", str)
 """A point that a plan passes on its way into the kernel. Exactly one controller says who has passed it."""
@@ -107,6 +107,10 @@ class _Passage:
     The controller that says it `works` while it is in a pass. `passed` has the newest generation of each owner that has
     passed it, `candidates` the revisions that have yet to pass it, `revoked` the owners that have lost it since
     `take_revoked`. `reviser` wakes the controller that calls this.
+
+    The controller that says the stage is not told of revisions that have nothing new for it. Of those that have yet to
+    pass it, `renewed` has the newest, and since which generation they are the same. Of an owner that has lost the
+    stage, `had_passed` is the newest generation that had passed it: the same as the one that the controller knows.
     """
 
     def __init__(self, waker: asyncio.Event, has_passed: HasPassed, works: Callable[[], bool]) -> None:
@@ -116,6 +120,16 @@ class _Passage:
         self.passed: dict[ObjectKey, int] = {}
         self.candidates: dict[ObjectKey, Revision] = {}
         self.revoked: set[ObjectKey] = set()
+        self.had_passed: dict[ObjectKey, int] = {}
+        self.renewed: dict[ObjectKey, tuple[int, Revision]] = {}
+
+    def as_renewed(self, revision: Revision) -> Revision:
+        """The newest revision that is the same as this one for the controller that says the stage."""
+        since, newest = self.renewed.get(revision.key, (0, revision))
+        if max(revision.generation, self.had_passed.get(revision.key, 0)) < since:
+            return revision
+        self.renewed.pop(revision.key, None)
+        return newest if newest.generation > revision.generation else revision
 
 
 class StageGate:
@@ -168,6 +182,20 @@ class StageGate:
         for stage in stages:
             self._passages[stage].candidates[revision.key] = revision
 
+    def renew(self, stage: Stage, before: Revision, revision: Revision) -> None:
+        """Let a revision pass the stage when `before` does, or at once if it has: there is nothing new in it.
+
+        The controller that says the stage need not see it. `before` is the revision before it.
+        """
+        passage, owner = self._passages[stage], revision.key
+        if passage.passed.get(owner, -1) >= before.generation:
+            self.say(stage, (revision,))
+            return
+        since, newest = passage.renewed.get(owner, (before.generation, before))
+        if newest.generation != before.generation:
+            since = before.generation
+        passage.renewed[owner] = (since, revision)
+
     def has_candidates(self, stage: Stage) -> bool:
         """Whether any revision has yet to pass the stage."""
         return bool(self._passages[stage].candidates)
@@ -181,32 +209,39 @@ class StageGate:
         passage, all_arrived = self._passages[stage], list[Revision]()
         if not passage.candidates:
             return
-        async for candidates in sliced(list(passage.candidates.values())):
+        for number, candidates in enumerate(cut(list(passage.candidates.values()))):
+            if number:
+                await asyncio.sleep(0)
             arrived = [candidate for candidate in candidates if passage.has_passed(candidate)]
             for candidate in arrived:
                 del passage.candidates[candidate.key]
             if arrived:
-                self._note(stage, arrived)
-                all_arrived += arrived
+                all_arrived += self._note(stage, arrived)
         if all_arrived:
             self._wake(stage, all_arrived)
 
     def say(self, stage: Stage, revisions: Iterable[Revision]) -> None:
         """Say that these have passed the stage. A deleted owner is forgotten once it has passed every stage."""
-        passed = tuple(revisions)
-        self._note(stage, passed)
-        self._wake(stage, passed)
+        self._wake(stage, self._note(stage, tuple(revisions)))
 
-    def _note(self, stage: Stage, revisions: Sequence[Revision]) -> None:
+    def _note(self, stage: Stage, revisions: Sequence[Revision]) -> Sequence[Revision]:
+        """Remember and report what passes a stage; returns the revisions that do, which may be newer ones."""
         self.passages[stage] += 1
-        passed = self._passages[stage].passed
+        passage = self._passages[stage]
+        if passage.renewed:
+            revisions = [passage.as_renewed(revision) for revision in revisions]
+        passed, had_passed = passage.passed, passage.had_passed
         for revision in revisions:
-            if passed.get(revision.key, -1) < revision.generation:
-                passed[revision.key] = revision.generation
+            generation = revision.generation
+            if had_passed:
+                generation = max(generation, had_passed.pop(revision.key, 0))
+            if passed.get(revision.key, -1) < generation:
+                passed[revision.key] = generation
             if revision.is_empty:
                 self._forget_when_over(revision)
         for follower in self._followers:
             follower(stage, revisions)
+        return revisions
 
     def _wake(self, stage: Stage, revisions: Sequence[Revision]) -> None:
         for waker, needs in self._waiting[stage]:
@@ -237,7 +272,8 @@ class StageGate:
         """Say that these owners have lost the stage, and wake the controller that acts upon it."""
         passage = self._passages[stage]
         for owner in owners:
-            passage.passed.pop(owner, None)
+            if (generation := passage.passed.pop(owner, None)) is not None:
+                passage.had_passed[owner] = generation
             passage.revoked.add(owner)
         passage.reviser.set()
 

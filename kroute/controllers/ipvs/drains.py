@@ -1,6 +1,6 @@
 """Draining real servers: they take no new connections, and stay for those that are open."""
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import KernelError
@@ -44,11 +44,12 @@ class Drains:
         self._newest = now
         self._since.setdefault(key, {}).setdefault(real_server, now)
 
-    def stop(self, key: VirtualServerKey, real_server: RealServerKey) -> None:
-        """Note that this real server was deleted, or has its weight back."""
+    def stop(self, key: VirtualServerKey, real_servers: Iterable[RealServerKey]) -> None:
+        """Note that these real servers were deleted, or have their weights back."""
         since = self._since.get(key)
         if since is not None:
-            since.pop(real_server, None)
+            for real_server in real_servers:
+                since.pop(real_server, None)
             if not since:
                 del self._since[key]
 

@@ -21,7 +21,8 @@ class Schedulers:
         self._report = report
         self._is_asked_again = False
         self._known: set[str] = {default}
-        self._missing: dict[str, set[VirtualServerKey]] = {}
+        self.missing: dict[str, set[VirtualServerKey]] = {}
+        """Each missing scheduler, with the virtual servers that the default serves in its place."""
 
     def ask_again(self) -> None:
         """Let `to_ask_again` return all that are missing once."""
@@ -30,29 +31,29 @@ class Schedulers:
     def to_ask_again(self) -> list[str]:
         """The missing schedulers of which the kernel is to be asked again."""
         is_due, self._is_asked_again = self._is_asked_again, False
-        return list(self._missing) if is_due else []
+        return list(self.missing) if is_due else []
 
     def is_known(self, scheduler: str) -> bool:
         """Whether kroute knows that the kernel has it, or that the kernel does not have it."""
-        return scheduler in self._known or scheduler in self._missing
+        return scheduler in self._known or scheduler in self.missing
 
     def found(self, scheduler: str) -> set[VirtualServerKey]:
         """Note that the kernel has it. Returns the virtual servers that the default scheduler has served so far."""
         self._known.add(scheduler)
-        return self._missing.pop(scheduler, set())
+        return self.missing.pop(scheduler, set())
 
     def not_found(self, scheduler: str) -> None:
         """Note that the kernel does not have it."""
         self._known.discard(scheduler)
-        self._missing.setdefault(scheduler, set())
+        self.missing.setdefault(scheduler, set())
 
     def forget(self, scheduler: str) -> None:
         """Forget that it is missing, because no virtual server wants it any more."""
-        self._missing.pop(scheduler, None)
+        self.missing.pop(scheduler, None)
 
     def replace_missing(self, server: VirtualServer, owners: Iterable[ObjectKey]) -> None:
         """Let the default serve this virtual server if its scheduler is missing. Its owners are told of it once."""
-        failed = self._missing.get(server.scheduler)
+        failed = self.missing.get(server.scheduler)
         if failed is None or server.key in failed:
             return
         failed.add(server.key)
@@ -67,10 +68,10 @@ class Schedulers:
 
     def waiting_for(self, scheduler: str) -> set[VirtualServerKey]:
         """The virtual servers that the default serves because this scheduler is missing; some may be deleted by now."""
-        return self._missing[scheduler]
+        return self.missing[scheduler]
 
     def effective(self, desired: VirtualServer) -> VirtualServer:
         """The virtual server with the default scheduler, if `replace_missing` has replaced its own."""
-        if desired.key in self._missing.get(desired.scheduler, ()):
+        if desired.key in self.missing.get(desired.scheduler, ()):
             return with_scheduler(desired, self.default)
         return desired

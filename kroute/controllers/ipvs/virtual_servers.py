@@ -158,7 +158,7 @@ class VirtualServers:
         written = self._status.counters.writes
         await self._write_due(is_leaving, is_held)
         await self._end_drains(now)
-        if self._status.counters.writes > written:
+        if self._status.counters.writes > written and self.desired.unsettled:
             await self._write_due(is_leaving, is_held)  # virtual servers whose last real server has drained
 
     def next_due(self) -> float | None:
@@ -189,7 +189,8 @@ class VirtualServers:
             for number, batch in enumerate(in_portions(due, _size, REAL_SERVERS_A_BATCH, VIRTUAL_SERVERS_A_BATCH)):
                 if number:
                     await asyncio.sleep(0)
-                await self._write(self._foreign.leave_out(batch))
+                keys = self._foreign.leave_out(batch) if self._foreign.keys else [delta.key for delta in batch]
+                await self._write(keys)
 
     async def _write(self, keys: Sequence[VirtualServerKey]) -> None:
         await self._ask_for_schedulers(keys)
@@ -201,7 +202,8 @@ class VirtualServers:
         self._ledger.record([VirtualServerMade(key) for key in made])
         changes = [change for one in edits.values() for change in one.changes]
         moved = {(key, real_server) for key, one in edits.items() for real_server in one.moved}
-        self._suspect(key for key, one in edits.items() if one.takes_away)
+        if losing := [key for key, one in edits.items() if one.takes_away]:
+            self._suspect(losing)
         failures = [it for it in await self._order.write(changes, moved) if not is_absent(it)]
         # A virtual server's first refusal is the cause of its later ones, so report that one.
         refusals: dict[KernelKey, str] = {
@@ -209,7 +211,8 @@ class VirtualServers:
         }
         taken = {failure.change.key for failure in failures if is_taken(failure)}
         not_ours = [key for key in made if key in taken]
-        self._suspect(key for key in keys if key not in taken and key not in self.desired.applied)
+        if new := [key for key in keys if key not in taken and key not in self.desired.applied]:
+            self._suspect(new)
         refusals |= {key: self._foreign.refuse(key) for key in not_ours}
         gone = [key for key, one in edits.items() if one.is_deletion and key not in refusals]
         self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
@@ -236,8 +239,7 @@ class VirtualServers:
             self.desired.note_applied(key, None)
             return
         if self._drains.of(key):
-            for address, port, _ in desired.real_servers:
-                self._drains.stop(key, (address, port))
+            self._drains.stop(key, ((address, port) for address, port, _ in desired.real_servers))
         for real_server in one.draining:
             self._drains.start(key, real_server, self._status.clock())
         # A virtual server that loses its last real server keeps its options in the kernel until it is deleted.
@@ -292,7 +294,7 @@ class VirtualServers:
 
     def _note_drained(self, change: IpvsChange) -> None:
         if isinstance(change, DeleteRealServer):
-            self._drains.stop(planned_key(change.key), change.real_server)
+            self._drains.stop(planned_key(change.key), [change.real_server])
             self.desired.recheck(planned_key(change.key))
 
     def _is_as_desired(self, applied: VirtualServer, desired: VirtualServer) -> bool:
@@ -300,7 +302,7 @@ class VirtualServers:
 
     def _effective(self, desired: VirtualServer) -> VirtualServer:
         """The virtual server with the scheduler that the kernel has, and the weights of now."""
-        server = self._schedulers.effective(desired)
+        server = self._schedulers.effective(desired) if self._schedulers.missing else desired
         return self.weights.of(server) if server.slow_start or server.ejection is not None else server
 
     def _owners(self, key: KernelKey) -> tuple[ObjectKey, ...]:

@@ -118,8 +118,10 @@ class ServiceProxy(Controller):
         """Take the plans into the desired state."""
         for plan in plans:
             servers = self._readiness.accept(plan)
-            self.weights.want(plan, servers)
-            self._vips.desired.want(plan, {vip.address: vip for vip in plan.vips})
+            self._servers.weights.want(plan, servers)
+            before = self._plans.get(plan.key)
+            if before is None or before.vips != plan.vips:
+                self._vips.desired.want(plan, {vip.address: vip for vip in plan.vips})
             self._gate.submit(plan, SERVED, WITHDRAWN)
             if any(":" in key.address for key in servers):
                 self._surroundings.serve_ipv6()
@@ -180,7 +182,8 @@ class ServiceProxy(Controller):
         await self._surroundings.restore(report)
 
     async def _prepare(self) -> None:
-        self.status.repaired(await self._surroundings.prepare_for_writes())
+        if self._interface.index is None or self._surroundings.are_sysctls_due:
+            self.status.repaired(await self._surroundings.prepare_for_writes())
         if self._is_first_write:
             self._is_first_write = False
             for desired in (self._vips.desired, self._servers.desired):
@@ -227,8 +230,9 @@ class ServiceProxy(Controller):
 
     async def _bind(self) -> None:
         bound = await self._vips.bind(self._readiness.may_bind, self._has_route)
-        self._flows.suspect(behind(bound, self._vips.desired.owners, self._plans, self._servers.desired.applied))
-        if self._readiness.is_over:
+        if bound:
+            self._flows.suspect(behind(bound, self._vips.desired.owners, self._plans, self._servers.desired.applied))
+        if not self.live.is_set() and self._readiness.is_over:
             self.live.set()
 
     async def _say_withdrawn(self) -> None:

@@ -16,6 +16,7 @@ no new real servers at first. After PATIENCE it is closed: it is planned without
 drain and new ones are refused. A port that an earlier plan or run restricted is not closed while its rules exist.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -25,7 +26,7 @@ from kroute.controllers.prepared_pods import PreparedPods
 from kroute.model.addresses import Family, family_of
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, Problem, Protocol, ServicePlan, VirtualServer, VirtualServerKey
-from kroute.reconcile.batches import sliced
+from kroute.reconcile.batches import cut
 from kroute.reconcile.pass_status import NAMED_SERVICES, Report, names_of
 from kroute.reconcile.stage_gate import ENFORCED, ENTRIES_PREPARED, ROUTES_PREPARED, Revision, StageGate
 
@@ -173,7 +174,9 @@ class Readiness:
         if not self._waiting:
             return
         late: list[ObjectKey] = []
-        async for waiting in sliced(list(self._waiting.items())):
+        for number, waiting in enumerate(cut(list(self._waiting.items()))):
+            if number:
+                await asyncio.sleep(0)
             for key, wait in waiting:
                 if self._gate.has_passed(wait.plan, ROUTES_PREPARED, ENTRIES_PREPARED) and is_served(key):
                     self.forget(key)

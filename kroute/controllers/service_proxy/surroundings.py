@@ -31,13 +31,13 @@ class Surroundings:
         self._sysctls = NodeSysctls(kernel.sysctls, ledger, (*node_rows(settings), *conntrack_limits))
         self._timeouts = Timeouts(kernel.ipvs, ledger, settings.ipvs_timeouts)
         self._serves_ipv6 = False
-        self._are_sysctls_due = False
+        self.are_sysctls_due = False
         self._is_owner_settled = False
 
     def serve_ipv6(self) -> None:
         """Have the sysctls of IPv6 set by the next `prepare_for_writes`, if they are not."""
         if not self._serves_ipv6:
-            self._serves_ipv6 = self._are_sysctls_due = True
+            self._serves_ipv6 = self.are_sysctls_due = True
 
     async def ensure(self) -> list[str]:
         """Repair all of them; returns what was wrong, one sentence each."""
@@ -50,7 +50,7 @@ class Surroundings:
     async def prepare_for_writes(self) -> list[str]:
         """Repair what is known to be wrong: a link that is gone, sysctls for the first IPv6 Service."""
         wrong = await self.interface.ensure() if self.interface.index is None else []
-        if self._are_sysctls_due:
+        if self.are_sysctls_due:
             self._ensure_sysctls()
         return wrong
 
@@ -82,7 +82,7 @@ class Surroundings:
         self._sysctls.restore(report)
 
     def _ensure_sysctls(self) -> list[str]:
-        self._are_sysctls_due = False
+        self.are_sysctls_due = False
         circumstances = Circumstances(self._kernel.version, self._serves_ipv6, self._settings.strict_arp)
         return self._sysctls.ensure(circumstances)
 

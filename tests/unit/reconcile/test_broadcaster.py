@@ -220,3 +220,22 @@ def test_a_subscriber_that_takes_now_and_then_ends_up_with_the_current_plans(
             broadcaster.publish([plan(name, generation=generation) if exists else gone(name, generation)])
             assert subscription.statistics().depth <= 3
     assert {key: it for key, it in seen.items() if not it.is_empty} == broadcaster.services
+
+
+async def test_a_plan_without_news_is_skipped_unless_one_before_it_still_waits() -> None:
+    broadcaster, skipped = Broadcaster(), list[tuple[int, int]]()
+    subscription = broadcaster.subscribe(
+        "s",
+        lambda plan, before: before is None or plan.is_empty,
+        lambda before, plan: skipped.append((before.generation, plan.generation)),
+    )
+    broadcaster.publish([plan(generation=1)])
+    broadcaster.publish([plan(generation=2)])
+    assert generations(subscription) == {"web": 2}
+    broadcaster.publish([plan(generation=3)])
+    broadcaster.publish([plan(generation=4)])
+    assert generations(subscription) == {}
+    assert await waits(subscription)
+    assert skipped == [(2, 3), (3, 4)]
+    broadcaster.publish([gone(generation=5)])
+    assert generations(subscription) == {"web": 5}

@@ -228,3 +228,59 @@ def test_a_gone_service_is_remembered_until_one_more_stage_has_been_passed_too()
     assert gate.has_passed(gone, WITHDRAWN)
     gate.say(ANNOUNCED, [gone])
     assert not any(passage.passed for passage in gate._passages.values())
+
+
+def test_a_newer_plan_without_news_has_passed_a_stage_that_the_one_before_has_passed() -> None:
+    gate, seen = stage_gate(), list[tuple[Stage, int]]()
+    gate.follow(lambda stage, plans: seen.extend((stage, each.generation) for each in plans))
+    gate.say(ROUTES, [plan(generation=1)])
+    gate.renew(ROUTES, plan(generation=1), plan(generation=2))
+    assert gate.has_passed(plan(generation=2), ROUTES)
+    assert seen == [(ROUTES, 1), (ROUTES, 2)]
+
+
+def test_newer_plans_without_news_pass_a_stage_with_the_one_before() -> None:
+    gate, waker, seen = stage_gate(), asyncio.Event(), list[int]()
+    gate.join(waker, says={}, waits_for=(ROUTES,), needs=lambda plans: any(each.generation == 4 for each in plans))
+    gate.follow(lambda _, plans: seen.extend(each.generation for each in plans))
+    gate.say(ROUTES, [plan(generation=1)])
+    gate.renew(ROUTES, plan(generation=2), plan(generation=3))  # 2 is news, and its controller has yet to see it
+    gate.renew(ROUTES, plan(generation=3), plan(generation=4))
+    gate.say(ROUTES, [plan(generation=1)])
+    assert not gate.has_passed(plan(generation=2), ROUTES)
+    gate.say(ROUTES, [plan(generation=2)])
+    assert gate.has_passed(plan(generation=4), ROUTES)
+    assert waker.is_set()
+    assert seen == [1, 1, 4]
+
+
+def test_news_after_plans_without_news_have_to_pass_by_themselves() -> None:
+    gate = stage_gate()
+    gate.renew(ROUTES, plan(generation=1), plan(generation=2))
+    gate.renew(ROUTES, plan(generation=3), plan(generation=4))  # 3 is news
+    gate.say(ROUTES, [plan(generation=1)])
+    assert not gate.has_passed(plan(generation=3), ROUTES)
+    gate.say(ROUTES, [plan(generation=3)])
+    assert gate.has_passed(plan(generation=4), ROUTES)
+
+
+def test_a_plan_without_news_passes_a_stage_again_that_was_taken_back() -> None:
+    gate = stage_gate()
+    gate.say(ROUTES, [plan(generation=1)])
+    gate.renew(ROUTES, plan(generation=1), plan(generation=2))
+    gate.revoke(ROUTES, [KEY])
+    gate.renew(ROUTES, plan(generation=2), plan(generation=3))
+    assert not gate.has_passed(plan(generation=1), ROUTES)
+    gate.say(ROUTES, [plan(generation=1)])  # the plan that its controller knows
+    assert gate.has_passed(plan(generation=3), ROUTES)
+
+
+def test_nothing_is_remembered_of_a_gone_service_whose_plans_had_no_news() -> None:
+    gate = stage_gate()
+    gate.renew(ROUTES, plan(generation=1), plan(generation=2))
+    gate.say(ROUTES, [plan(generation=1)])
+    gate.revoke(ROUTES, [KEY])
+    for stage in GOING_LIVE:
+        gate.say(stage, [ServicePlan(KEY, generation=3)])
+    passage = gate._passages[ROUTES]
+    assert (passage.passed, passage.renewed, passage.had_passed) == ({}, {}, {})

@@ -21,7 +21,7 @@ def test_nothing_drains_and_nothing_is_due() -> None:
     drains = Drains(0)
     assert drains.next_due() is None
     drains.start(WEB, ONE, 100.0)
-    drains.stop(WEB, ONE)
+    drains.stop(WEB, [ONE])
     assert drains.next_due() is None
 
 
@@ -56,7 +56,7 @@ def test_only_virtual_servers_with_something_that_drains_are_looked_at() -> None
     drains = Drains(0)
     drains.start(WEB, ONE, 100.0)
     drains.start(OTHER, TWO, 100.0)
-    drains.stop(OTHER, TWO)
+    drains.stop(OTHER, [TWO])
     assert drains.to_look_at(102.0) == [WEB]
 
 
