@@ -82,8 +82,10 @@ class Masquerade(StagedController[SetEntry, Present]):
     @staticmethod
     def is_news(plan: Plan, before: Plan | None) -> bool:
         """Whether a plan has other set entries than the one before, or may have to pass ENFORCED, too."""
-        if plan.is_empty or not isinstance(before, ServicePlan) or plan.set_entries != before.set_entries:
+        if not isinstance(before, ServicePlan) or plan.set_entries != before.set_entries:
             return True
+        if not plan.set_entries:
+            return plan.is_empty
         return AddressSet.RESTRICTED in map(itemgetter(0), plan.set_entries)
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[SetEntry, Present]:

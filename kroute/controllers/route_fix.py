@@ -76,9 +76,9 @@ class RouteFix(StagedController[str, SourceRoute]):
     @staticmethod
     def is_news(plan: Plan, before: Plan | None) -> bool:
         """Whether a plan has other VIPs than the one before. Most changes are of endpoints."""
-        if plan.is_empty or not (isinstance(plan, ServicePlan) and isinstance(before, ServicePlan)):
+        if not (isinstance(plan, ServicePlan) and isinstance(before, ServicePlan)):
             return True
-        return plan.vips != before.vips
+        return plan.vips != before.vips or (not plan.vips and plan.is_empty)
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[str, SourceRoute]:
         """One route for each VIP, with the node's own address as the source."""

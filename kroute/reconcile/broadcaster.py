@@ -22,14 +22,6 @@ Skip = Callable[[Plan, Plan], None]
 """Called with the plan before and a newer one that has nothing new for a subscriber, which does not get it."""
 
 
-def _always(_plan: Plan, _before: Plan | None) -> bool:
-    return True
-
-
-def _forget(_before: Plan, _plan: Plan) -> None:
-    """Do nothing with a plan that is skipped."""
-
-
 class QueueStatistics(msgspec.Struct, frozen=True):
     """One subscriber's queue: how many plans wait (`depth`), and for how many seconds the oldest has (`lag`)."""
 
@@ -42,7 +34,13 @@ class Subscription:
     """One subscriber's queue of plans."""
 
     def __init__(
-        self, name: str, current: Iterable[Plan], *, started: bool, is_news: IsNews = _always, skip: Skip = _forget
+        self,
+        name: str,
+        current: Iterable[Plan],
+        *,
+        started: bool,
+        is_news: IsNews | None = None,
+        skip: Skip | None = None,
     ) -> None:
         self.name = name
         self._is_news = is_news
@@ -87,10 +85,10 @@ class Subscription:
             self._since = now
         has_news = False
         for plan, before in plans:
-            if plan.key in self._waiting or self._is_news(plan, before):
+            if plan.key in self._waiting or self._is_news is None or self._is_news(plan, before):
                 self._waiting[plan.key] = plan
                 has_news = True
-            elif before is not None:
+            elif before is not None and self._skip is not None:
                 self._skip(before, plan)
         if not wake or (self._has_started and not has_news):
             return
@@ -133,7 +131,7 @@ class Broadcaster:
         """All newest plans, the node's first."""
         return [*([self._node] if self._node is not None else []), *self._services.values()]
 
-    def subscribe(self, name: str, is_news: IsNews = _always, skip: Skip = _forget) -> Subscription:
+    def subscribe(self, name: str, is_news: IsNews | None = None, skip: Skip | None = None) -> Subscription:
         """Open a queue that holds all newest plans. Its subscriber is woken at once if the initial sync is complete.
 
         Of later plans it gets those that are news, and those that replace one that still waits. `skip` is called with

@@ -56,7 +56,8 @@ class DesiredState(Generic[K, V]):
         self._applied: dict[K, V] = {}
         self.applied: Mapping[K, V] = MappingProxyType(self._applied)
         """What kroute has written to the kernel or has found there."""
-        self._unsettled: dict[K, K] = {}
+        self.unsettled: dict[K, K] = {}
+        """The keys of all objects that have yet to be compared or written; all others are right. To be read only."""
         self.changes = 0
         self._leaving: dict[K, Revision | None] = {}
         """Applied objects that no owner wants, each with the plan that was the last to drop it; None: no plan did."""
@@ -70,7 +71,7 @@ class DesiredState(Generic[K, V]):
         """Replace the objects that the revision's owner wants by `objects`."""
         owner = revision.key
         self.changes += 1
-        before, unsettled = self._wanted.get(owner, {}), self._unsettled
+        before, unsettled = self._wanted.get(owner, {}), self.unsettled
         for key in before:
             if key not in objects:
                 self._release(key, revision)
@@ -98,7 +99,7 @@ class DesiredState(Generic[K, V]):
 
     def known_key(self, key: K) -> K:
         """The key by which an unsettled object is known, usually the plan's, so that there is one of it; else `key`."""
-        return self._unsettled.get(key, key)
+        return self.unsettled.get(key, key)
 
     def desired_keys(self) -> Set[K]:
         """The keys of all objects that an owner wants."""
@@ -125,7 +126,7 @@ class DesiredState(Generic[K, V]):
         if (resync := self._resync()) is not None:
             resync.overtaken.add(key)
         self.changes += 1
-        self._unsettled.setdefault(key, key)
+        self.unsettled.setdefault(key, key)
 
     def resync(self) -> "Resync[K, V]":
         """Begin a resync; call this before the scan of the kernel begins."""
@@ -167,7 +168,7 @@ class DesiredState(Generic[K, V]):
 
     def unsettled_of(self, owner: ObjectKey) -> Iterator[K]:
         """The unsettled objects that this owner wants; its others are right."""
-        fewer, more = sorted((self.wanted_by(owner), self._unsettled.keys()), key=len)
+        fewer, more = sorted((self._wanted.get(owner, {}).keys(), self.unsettled.keys()), key=len)
         return (key for key in fewer if key in more)
 
     async def pending(self) -> AsyncIterator[list[Delta[K, V]]]:
@@ -176,20 +177,15 @@ class DesiredState(Generic[K, V]):
         An applied value that equals the desired one is replaced by it, so that it is in memory once.
         """
         # A new one: Python iterates over the whole table of a dict that was once large, however few keys are left.
-        self._unsettled = dict(self._unsettled.items())
-        for number, keys in enumerate(cut(list(self._unsettled))):
+        self.unsettled = dict(self.unsettled.items())
+        for number, keys in enumerate(cut(list(self.unsettled))):
             if number:
                 await asyncio.sleep(0)
             yield self.deltas(keys)
 
-    @property
-    def unsettled(self) -> Set[K]:
-        """The keys of all objects that have yet to be compared or written. All others are right."""
-        return self._unsettled.keys()
-
     async def all_pending(self) -> list[Delta[K, V]]:
         """As `pending`, in one list."""
-        return [delta async for deltas in self.pending() for delta in deltas] if self._unsettled else []
+        return [delta async for deltas in self.pending() for delta in deltas] if self.unsettled else []
 
     def deltas(self, keys: Iterable[K]) -> list[Delta[K, V]]:
         """The deltas of these objects. Those that are right are settled, and are not compared again."""
@@ -200,7 +196,7 @@ class DesiredState(Generic[K, V]):
             if not self._is_as_desired(applied, desired):
                 deltas.append(Delta(key, applied, desired))
                 continue
-            self._unsettled.pop(key, None)
+            self.unsettled.pop(key, None)
             if desired is not None and applied is not None and applied == desired:
                 del self._applied[key]  # an assignment alone would keep the key that a resync has made
                 self._applied[key] = desired
@@ -222,9 +218,9 @@ class DesiredState(Generic[K, V]):
                 value = desired
             self._applied[key] = value
         if is_right := self._is_as_desired(value, desired):
-            self._unsettled.pop(key, None)
+            self.unsettled.pop(key, None)
         else:
-            self._unsettled.setdefault(key, key)
+            self.unsettled.setdefault(key, key)
         return is_right
 
     def _is_as_desired(self, applied: V | None, desired: V | None) -> bool:
@@ -243,7 +239,7 @@ class DesiredState(Generic[K, V]):
     def _release(self, key: K, revision: Revision) -> None:
         """Remove the revision's owner of the object. If it was the last one, an applied object leaves."""
         left = tuple(other for other in self._owners[key] if other != revision.key)
-        self._unsettled.setdefault(key, key)
+        self.unsettled.setdefault(key, key)
         if left:
             self._owners[key] = left
         else:

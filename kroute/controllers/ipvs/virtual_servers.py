@@ -199,7 +199,8 @@ class VirtualServers:
         there = await self._order.read(by_order, self.desired.applied) if by_order else {}
         edits = {key: self._edit(key, there.get(key)) for key in keys}
         made = [key for key in keys if key not in self.desired.applied and key not in self._ledger.virtual_servers]
-        self._ledger.record([VirtualServerMade(key) for key in made])
+        if made:
+            self._ledger.record([VirtualServerMade(key) for key in made])
         changes = [change for one in edits.values() for change in one.changes]
         moved = {(key, real_server) for key, one in edits.items() for real_server in one.moved}
         if losing := [key for key, one in edits.items() if one.takes_away]:
@@ -215,7 +216,8 @@ class VirtualServers:
             self._suspect(new)
         refusals |= {key: self._foreign.refuse(key) for key in not_ours}
         gone = [key for key, one in edits.items() if one.is_deletion and key not in refusals]
-        self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
+        if gone or not_ours:
+            self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
         self._edits.settle(changes, refusals)
         for key, one in edits.items():
             if key not in refusals:
@@ -225,7 +227,7 @@ class VirtualServers:
         desired = self.desired.desired(key)
         if desired is None:
             return Edit([DeleteVirtualServer(key)], [])
-        if desired.real_servers:
+        if desired.real_servers and self._schedulers.missing:
             self._schedulers.replace_missing(desired, self.desired.owners(key))
         applied, draining = self.desired.applied.get(key), self._drains.of(key)
         self.weights.begin(applied, desired, draining)

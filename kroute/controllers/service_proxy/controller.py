@@ -126,7 +126,7 @@ class ServiceProxy(Controller):
             if any(":" in key.address for key in servers):
                 self._surroundings.serve_ipv6()
             self._plans[plan.key] = plan
-            if plan.is_empty:
+            if not servers and plan.is_empty:
                 del self._plans[plan.key]
             if self._may_routes_be_lost:
                 self._note_lost(vip.address for vip in plan.vips if vip.address not in self._vips.desired.applied)

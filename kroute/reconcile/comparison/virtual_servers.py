@@ -220,9 +220,9 @@ def agrees(applied: VirtualServer, desired: VirtualServer, draining: Collection[
     if is_nothing(desired):
         return not applied.real_servers and not is_served_out(applied, draining)
     return applied == desired or (
-        options_of(applied) == options_of(desired)
+        len(applied.real_servers) == len(desired.real_servers)
+        and options_of(applied) == options_of(desired)
         and (applied.is_tunnelled == desired.is_tunnelled or not applied.real_servers)
-        and len(applied.real_servers) == len(desired.real_servers)
         and _are_as_good(applied, desired)
     )
 
