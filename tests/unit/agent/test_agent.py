@@ -133,3 +133,41 @@ async def test_what_nodes_change_in_quick_succession_goes_out_a_little_later(mon
         for ready in (True, False):  # the second one within the pause; nothing else happens then
             agent._take([Applied(node(name="node2", ready=ready))])
             assert await taken(subscription) == ["near"]
+
+
+async def test_a_node_is_taken_over_in_order_and_nothing_is_removed_before_kroute_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent, did, is_live = new_agent(), list[str](), asyncio.Event()
+
+    class Steps:
+        async def adopt(self) -> None:
+            did.append("adopt")
+
+        async def remove(self) -> None:
+            did.append("remove")
+
+    async def turn(**_: object) -> frozenset[str]:
+        return frozenset({"kube-proxy"})
+
+    async def run() -> None:
+        did.append("run")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(agent, "_take_over", lambda _names: Steps())
+    monkeypatch.setattr(agent._ownership, "turn", turn)
+    monkeypatch.setattr(agent._ownership, "follow_rivals", nothing_of_rivals)
+    monkeypatch.setattr(agent._controllers, "run", run)
+    monkeypatch.setattr(agent._controllers, "live", is_live.wait)
+    async with running(agent._serve()):
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert did == ["adopt", "run"]
+        is_live.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert did == ["adopt", "run", "adopt", "remove"]
+
+
+async def nothing_of_rivals(*_: object) -> None:
+    """Look for no rivals."""
