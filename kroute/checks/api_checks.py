@@ -139,10 +139,6 @@ async def _permissions(api: Reviewer, kinds: Iterable[WatchedKind]) -> list[Find
     except ApiError as error:
         message = f"the API server does not say what kroute may do: {error}"
         return [failed(RBAC, message, "bind the ClusterRole system:basic-user to the service account")]
-    return _missing(missing) or [ok(RBAC, "kroute may do all that it needs")]
-
-
-def _missing(permissions: Iterable[Permission]) -> list[Finding]:
     return [
         failed(
             RBAC,
@@ -150,8 +146,8 @@ def _missing(permissions: Iterable[Permission]) -> list[Finding]:
             f"allow the verb {permission.verb} on {permission.resource} of API group "
             f'"{permission.group}" in the ClusterRole kroute (deploy/)',
         )
-        for permission in permissions
-    ]
+        for permission in missing
+    ] or [ok(RBAC, "kroute may do all that it needs")]
 
 
 async def _node(api: Requests, name: str) -> Known:
