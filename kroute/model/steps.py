@@ -51,15 +51,8 @@ class Meter:
     """Counts units of work: virtual servers, real servers, set entries. `limit` None is no limit."""
 
     def __init__(self, limit: int | None) -> None:
-        self._limit = float("inf") if limit is None else limit
+        self.limit = float("inf") if limit is None else limit
         self.spent = 0
-
-    def spend(self, units: int) -> None:
-        self.spent += units
-
-    @property
-    def is_spent(self) -> bool:
-        return self.spent >= self._limit
 
 
 class Batch(Generic[K, V, T]):
@@ -83,5 +76,5 @@ class Batch(Generic[K, V, T]):
             except StopIteration as end:
                 self.made.append(end.value)
                 self._steps = None
-            if meter.is_spent:
+            if meter.spent >= meter.limit:
                 return False

@@ -257,15 +257,15 @@ class Catalog:
         keys = deque(islice(self._marked, limit))
         movers: set[ObjectKey] = set()
         due: dict[ObjectKey, Frontends | None] = {}
-        while movers or (keys and not (due and meter.is_spent)):
+        while movers or (keys and not (due and meter.spent >= meter.limit)):
             key = movers.pop() if movers else keys.popleft()
             claims_anew = self._marked.pop(key, False)
             due.setdefault(key, None)
-            meter.spend(1)
+            meter.spent += 1
             if claims_anew:
                 frontends, moved = self._settle_claims(key)
                 due[key] = frontends
-                meter.spend(len(frontends.served) if frontends is not None else 0)
+                meter.spent += len(frontends.served) if frontends is not None else 0
                 movers |= moved - due.keys()
         if not self._marked:
             losers = self._claims.take_losers() - due.keys()

@@ -91,7 +91,7 @@ class Options(msgspec.Struct, frozen=True):
         self, key: VirtualServerKey, real_servers: tuple[RealServer, ...], *, is_tunnelled: bool = False
     ) -> VirtualServer:
         """The virtual server with these options."""
-        persistence = self.persistence_for(key.address) if self.persistence_timeout else None
+        persistence = self.persistence_for(key.address)
         return VirtualServer(key, self.scheduler, self.flags, persistence, real_servers, is_tunnelled=is_tunnelled)
 
     def persistence_for(self, address: str) -> Persistence | None:
