@@ -34,7 +34,7 @@ from kroute.reconcile.broadcaster import Broadcaster
 from kroute.runtime import memory
 from kroute.runtime.memory import GcTuning
 from kroute.runtime.runner import begun, run_claimed
-from kroute.runtime.source import Source
+from kroute.runtime.source import ObjectSource
 from kroute.runtime.state_dir import AnotherKrouteError, StateDirectory
 from kroute.settings import WAIT, Settings
 from kroute.settings.text import without_user
@@ -78,7 +78,7 @@ class Agent:
         interfaces: NodeInterfaces,
         kernel: NodeKernel,
         firewall: Choice,
-        source: Source,
+        source: ObjectSource,
         loop_watch: LoopWatch,
     ) -> None:
         self._settings = settings
@@ -326,7 +326,7 @@ async def _agent(
     return Agent(settings, interfaces, kernel, choice, source, loop_watch)
 
 
-def _manifests(directory: Path, kinds: Iterable[WatchedKind]) -> Source:
+def _manifests(directory: Path, kinds: Iterable[WatchedKind]) -> ObjectSource:
     from kroute.watchers.manifests import ManifestWatcher  # noqa: PLC0415  not for an API server
 
     files: list[ManifestWatcher] = []
@@ -335,10 +335,10 @@ def _manifests(directory: Path, kinds: Iterable[WatchedKind]) -> Source:
         files.append(ManifestWatcher(directory, sink, kinds))
         await files[0].run()
 
-    return Source(follow, faults=lambda: [fault for watcher in files for fault in watcher.faults])
+    return ObjectSource(follow, faults=lambda: [fault for watcher in files for fault in watcher.faults])
 
 
-async def _cluster(settings: Settings, cluster: "FollowedCluster | None", stack: AsyncExitStack) -> Source:
+async def _cluster(settings: Settings, cluster: "FollowedCluster | None", stack: AsyncExitStack) -> ObjectSource:
     from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  not for manifests
     from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher  # noqa: PLC0415
     from kroute.watchers.kubernetes.watcher import followed  # noqa: PLC0415
@@ -347,6 +347,6 @@ async def _cluster(settings: Settings, cluster: "FollowedCluster | None", stack:
         cluster = await stack.enter_async_context(followed(await Api.open(settings), watched(settings)))
     api = cluster.api
     log.info("api.configured", server=without_user(api.server))
-    return Source(
+    return ObjectSource(
         cluster.pass_on, api, cluster.watcher.reflectors, follow_api=lambda notify: ApiFactsWatcher(api, notify).run()
     )

@@ -137,7 +137,7 @@ TURN = 5.0
 """Seconds in which what fell due has its turn, though it has to wait for another controller first."""
 
 
-class _Wait(msgspec.Struct, frozen=True):
+class _Due(msgspec.Struct, frozen=True):
     """When the key is due; or, once it was, since when it has had its turn."""
 
     backoff: Backoff
@@ -153,8 +153,8 @@ class Retries(Generic[K]):
     def __init__(self, first: float = 0.5, limit: float = 30.0) -> None:
         self._first = first
         self._limit = limit
-        self._waits: dict[K, _Wait] = {}
-        self._tried: dict[K, _Wait] = {}
+        self._waits: dict[K, _Due] = {}
+        self._tried: dict[K, _Due] = {}
 
     def __len__(self) -> int:
         return len(self._waits)
@@ -170,7 +170,7 @@ class Retries(Generic[K]):
         due = now + delay
         if delay >= self._limit:
             due -= due % (self._limit / 2)
-        self._waits[key] = _Wait(backoff, due)
+        self._waits[key] = _Due(backoff, due)
         return before is None
 
     def succeeded(self, key: K) -> None:
@@ -185,7 +185,7 @@ class Retries(Generic[K]):
         """
         self._tried = {key: wait for key, wait in self._tried.items() if now < wait.due + TURN}
         for key in [key for key, wait in self._waits.items() if wait.due <= now]:
-            self._tried[key] = _Wait(self._waits.pop(key).backoff, now)
+            self._tried[key] = _Due(self._waits.pop(key).backoff, now)
 
     def clear(self) -> None:
         """Forget all failures; call this when their cause has ended."""

@@ -8,6 +8,7 @@ removed before them.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from errno import EADDRNOTAVAIL, ENODEV
 
 from kroute.controllers.ipvs.sysctls import SYSCTLS as NODE_SYSCTLS
 from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls
@@ -16,10 +17,16 @@ from kroute.controllers.ipvs.timeouts import Timeouts
 from kroute.controllers.ipvs.virtual_servers import VirtualServers
 from kroute.director import synchronization
 from kroute.director.addresses import DirectorAddresses
-from kroute.director.cleanup import undo
 from kroute.director.settings import DirectorSettings
 from kroute.director.synchronization import Synchronization
-from kroute.kernel.clients import AddressClient, EventSource, IpvsClient, SysctlClient, VirtualServerTable
+from kroute.kernel.clients import (
+    AddressClient,
+    EventSource,
+    IpvsClient,
+    SyncDaemonClient,
+    SysctlClient,
+    VirtualServerTable,
+)
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.objects import (
     DIRECT_ROUTING,
@@ -36,6 +43,7 @@ from kroute.kernel.ipvs.objects import (
 )
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.kernel.ipvs.outlines import Outlines
+from kroute.kernel.net.addresses import UnbindAddress
 from kroute.kernel.net.announcements import Announcer
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
 from kroute.model.plan import ServicePlan, VirtualServerKey
@@ -43,7 +51,7 @@ from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.comparison.virtual_servers import planned_key
 from kroute.reconcile.controller import Controller
-from kroute.reconcile.ledger import Exclusion, Ledger
+from kroute.reconcile.ledger import AddressDeleted, Exclusion, Ledger, SyncDaemonStopped
 from kroute.reconcile.pass_status import Report
 
 _SHARED_SYSCTLS = {
@@ -264,3 +272,24 @@ def _directly_routed(change: IpvsChange) -> IpvsChange:
 
 def _as_planned(there: Mapping[RealServerKey, RealServerState]) -> dict[RealServerKey, RealServerState]:
     return {key: real._replace(method=_AS_PLANNED.get(real.method, real.method)) for key, real in there.items()}
+
+
+async def undo(ledger: Ledger, ipvs: SyncDaemonClient, addresses: AddressClient, report: CleanupReport) -> None:
+    """Undo what only a director makes; its virtual servers and sysctls are cleaned up like those of a node.
+
+    The VIPs are removed first, so that no new connection arrives, then the synchronization daemons.
+    """
+    with report.step("addresses of a director"):
+        for interface in sorted({interface for interface, _ in ledger.addresses}):
+            ours = sorted(address for name, address in ledger.addresses if name == interface)
+            unbindings = [UnbindAddress(address) for address in ours]
+            failures = await addresses.write(interface, unbindings)
+            report.batch(unbindings, failures, {EADDRNOTAVAIL, ENODEV})
+            refused = {failure.change.address for failure in failures if failure.errno not in {EADDRNOTAVAIL, ENODEV}}
+            ledger.record(AddressDeleted(interface, address) for address in ours if address not in refused)
+    with report.step("synchronization daemons"):
+        for daemon in sorted(await ipvs.sync_daemons()) if ledger.sync_daemons else ():
+            if daemon.role in ledger.sync_daemons:
+                await ipvs.stop_sync_daemon(daemon)
+                ledger.record([SyncDaemonStopped(daemon.role)])
+                report.add(f"stop the {daemon}")

@@ -28,7 +28,7 @@ import msgspec
 import structlog
 
 from kroute.base.backoff import exhaustion
-from kroute.director.lease import Lease, LeaseLock, LeaseSpec, Role, timestamp
+from kroute.director.lease import Lease, LeaseLock, LeaseRole, LeaseSpec, timestamp
 from kroute.director.settings import LeaseSettings
 from kroute.watchers.kubernetes.errors import ApiError
 
@@ -59,7 +59,7 @@ class Election:
         lock: LeaseLock,
         identity: str,
         settings: LeaseSettings,
-        announce: Callable[[Role], None],
+        announce: Callable[[LeaseRole], None],
         may_take: Callable[[], bool],
         *,
         new_identity: Callable[[], str],
@@ -68,7 +68,7 @@ class Election:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self.role = Role.UNKNOWN
+        self.role = LeaseRole.UNKNOWN
         self._lock = lock
         self._identity = identity
         self._settings = settings
@@ -139,7 +139,7 @@ class Election:
         except (msgspec.DecodeError, TimeoutError) as error:
             reason = str(error) or reason
             log.warning("lease.unreleased", error=reason, consequence="a standby waits until it has expired")
-        self.role = Role.STANDBY
+        self.role = LeaseRole.STANDBY
 
     async def _released(self) -> str | None:
         """Try once to release the Lease. Returns what the API server objected to, None if nobody holds it for us."""
@@ -156,14 +156,14 @@ class Election:
     def _pause(self) -> float:
         """Seconds until the next attempt. A standby does not wait beyond the moment when the Lease expires."""
         pause = self._settings.retry_period
-        if self.role is Role.ACTIVE:
+        if self.role is LeaseRole.ACTIVE:
             return pause
         pause *= 1 + JITTER * self._rng.random()
         left = self._expires_at(self._lease) - self._clock() if self._lease is not None else 0.0
         return min(pause, left) if left > 0 else pause
 
     async def _renew_or_take(self) -> None:
-        if self.role is Role.ACTIVE and self._lease is not None and await self._still_writes(self._lease):
+        if self.role is LeaseRole.ACTIVE and self._lease is not None and await self._still_writes(self._lease):
             return
         lease = await self._read()
         if lease is not None and self._is_namesakes(lease):
@@ -172,11 +172,11 @@ class Election:
             if self._may_take():
                 await self._lock.create(self._remembered(self._spec(LeaseSpec(), transitions=0)))
                 await self._read()
-                self._become(Role.ACTIVE)
+                self._become(LeaseRole.ACTIVE)
         elif self._is_mine(lease) or (self._may_take() and self._is_free(lease)):
             await self._write(lease)
-        elif lease.spec.holder_identity or self.role is not Role.ACTIVE:
-            self._become(Role.STANDBY, holder=lease.spec.holder_identity)
+        elif lease.spec.holder_identity or self.role is not LeaseRole.ACTIVE:
+            self._become(LeaseRole.STANDBY, holder=lease.spec.holder_identity)
 
     async def _still_writes(self, lease: Lease) -> bool:
         """Renew without reading first. Returns False if the Lease has changed or was deleted."""
@@ -206,7 +206,7 @@ class Election:
         renewal = self._remembered(self._spec(lease.spec, transitions=transitions))
         written = await self._lock.update(lease, renewal)
         self._observe(written)
-        self._become(Role.ACTIVE)
+        self._become(LeaseRole.ACTIVE)
 
     def _observe(self, lease: Lease) -> None:
         now = self._clock()
@@ -224,7 +224,7 @@ class Election:
 
         Before this process has a role, the previous run counts as the writer.
         """
-        is_own = self.role is Role.UNKNOWN or lease.spec.renew_time in self._renewals
+        is_own = self.role is LeaseRole.UNKNOWN or lease.spec.renew_time in self._renewals
         return self._is_mine(lease) and not is_own
 
     def _leave_identity(self) -> None:
@@ -271,8 +271,8 @@ class Election:
         self._renewals.append(renewal.renew_time)
         return renewal
 
-    def _become(self, role: Role, holder: str | None = None) -> None:
-        if role is Role.ACTIVE:
+    def _become(self, role: LeaseRole, holder: str | None = None) -> None:
+        if role is LeaseRole.ACTIVE:
             self._renewed_at = self._clock()
             if self._is_overdue:
                 log.info("lease.renewed_again", identity=self._identity)
@@ -287,7 +287,7 @@ class Election:
         """Record a failed attempt, and log once that the Lease was not renewed in time (the module's second rule)."""
         self.has_missed = True
         late = self._clock() - self._renewed_at
-        if self.role is Role.ACTIVE and late >= self._settings.renew_deadline and not self._is_overdue:
+        if self.role is LeaseRole.ACTIVE and late >= self._settings.renew_deadline and not self._is_overdue:
             self._is_overdue = True
             log.error(
                 "lease.not_renewed",

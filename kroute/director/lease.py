@@ -30,7 +30,7 @@ _LENGTH = 37
 """The size of the file with the uuid, in bytes."""
 
 
-class Role(Enum):
+class LeaseRole(Enum):
     """This director's role; UNKNOWN until the Lease has been read."""
 
     UNKNOWN = "unknown"
@@ -119,7 +119,7 @@ def _decode(body: bytes) -> Lease:
     return Lease(spec or LeaseSpec(), document)
 
 
-class Identity:
+class DirectorIdentity:
     """The identity in the Lease of the one director that has claimed the state directory: `NAME_UUID`, as in client-go.
 
     Two directors may have the same name, since two machines that were installed from one image have the same host name.

@@ -19,7 +19,7 @@ from kroute.checks import preflight
 from kroute.director.catalog import KINDS, DirectorCatalog
 from kroute.director.direct_routing import DirectRouting
 from kroute.director.election import Election
-from kroute.director.lease import Identity, LeaseLock, Role
+from kroute.director.lease import DirectorIdentity, LeaseLock, LeaseRole
 from kroute.director.probes import NodeProbes
 from kroute.director.settings import DirectorSettings
 from kroute.inspect import agent_socket, snapshot, support
@@ -35,9 +35,9 @@ from kroute.model.objects import Change
 from kroute.reconcile.batches import in_turns
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.ledger import Ledger
-from kroute.runtime.namespace_lock import Role as LockRole
+from kroute.runtime.namespace_lock import LockRole
 from kroute.runtime.runner import begun, run_claimed, stop_signal
-from kroute.runtime.source import Source
+from kroute.runtime.source import ObjectSource
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
 from kroute.settings.text import without_user
@@ -72,7 +72,7 @@ class Director:
         self,
         settings: DirectorSettings,
         api: Api,
-        identity: Identity,
+        identity: DirectorIdentity,
         interfaces: NodeInterfaces,
         ledger: Ledger,
         kernel: NodeKernel,
@@ -80,7 +80,7 @@ class Director:
         common = settings.common
         self._settings = settings
         self._api = api
-        self._source = Source(
+        self._source = ObjectSource(
             partial(follow, api, settings.selector), api, follow_api=lambda notify: ApiFactsWatcher(api, notify).run()
         )
         self._started = time.time()
@@ -111,7 +111,7 @@ class Director:
             LeaseLock(api, lease.namespace, lease.name),
             str(identity),
             lease,
-            lambda role: self._routing.lead(role is Role.ACTIVE),
+            lambda role: self._routing.lead(role is LeaseRole.ACTIVE),
             self._routing.live.is_set,
             new_identity=identity.renew,
             attempted=self._routing.confirm,
@@ -267,7 +267,7 @@ async def _claim(settings: DirectorSettings, stack: AsyncExitStack) -> StateDire
 async def _director(settings: DirectorSettings, state_dir: StateDirectory, stack: AsyncExitStack) -> Director:
     """A director. `stack` closes the kernel, the ledger and the API connection."""
     common = settings.common
-    identity = Identity.open(common.node_name, state_dir.path)
+    identity = DirectorIdentity.open(common.node_name, state_dir.path)
     api = await stack.enter_async_context(await Api.open(common))
     ledger = stack.enter_context(closing(Ledger.open(common.state_dir)))
     kernel = await stack.enter_async_context(open_kernel(common.proc_sys, only=("ipvs", "addresses")))

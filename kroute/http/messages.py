@@ -36,7 +36,7 @@ class Request:
 
 
 class Response:
-    """An answer; its headers are complete but for those that `Exchange.answer` adds."""
+    """An answer; its headers are complete but for those that `ServerExchange.answer` adds."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ def text(status: HTTPStatus, sentence: str) -> Response:
     return Response(status, sentence.encode(), "text/plain; charset=utf-8")
 
 
-class Exchange:
+class ServerExchange:
     """The only request of a connection that was accepted at `port`, and its answer."""
 
     def __init__(self, port: int) -> None:

@@ -19,7 +19,7 @@ import structlog
 
 from kroute.base.backoff import Backoff, exhaustion
 from kroute.http.fair_listener import Budget, FairListener, client_of
-from kroute.http.messages import Exchange, MalformedError, Request, Response, text
+from kroute.http.messages import MalformedError, Request, Response, ServerExchange, text
 from kroute.model.plan import Problem
 from kroute.settings import ListenAddress
 
@@ -150,7 +150,7 @@ class _Connection(asyncio.Protocol):
 
     client: str
     _transport: asyncio.Transport
-    _exchange: Exchange
+    _exchange: ServerExchange
 
     def __init__(self, connections: _Connections) -> None:
         self._connections = connections
@@ -159,7 +159,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.client = client_of(transport.get_extra_info("peername", ("::1", 0))[0])
-        self._exchange = Exchange(transport.get_extra_info("sockname", ("", 0))[1])
+        self._exchange = ServerExchange(transport.get_extra_info("sockname", ("", 0))[1])
         self._connections.opened(self)
 
     def connection_lost(self, _exc: Exception | None) -> None:

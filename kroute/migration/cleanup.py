@@ -3,7 +3,7 @@
 import structlog
 
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.director.cleanup import undo
+from kroute.director.direct_routing import undo
 from kroute.firewall.backend import open_what_stands
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.objects import ObjectKey

@@ -35,7 +35,7 @@ _LISTENS_WITHIN = (0.01, 0.05)
 _CREDENTIALS = struct.Struct("iII")
 
 
-class Role(StrEnum):
+class LockRole(StrEnum):
     """The roles, each with its own lock."""
 
     AGENT = "agent"
@@ -52,7 +52,7 @@ class _Holder(NamedTuple):
 
 
 @contextmanager
-def hold(role: Role) -> Iterator[None]:
+def hold(role: LockRole) -> Iterator[None]:
     """Hold the lock of the role. The kernel releases it when the process ends. Raises NamespaceInUseError or OSError.
 
     If others hold every name, kroute works without the lock and logs a warning, so that nobody can prevent its start.
@@ -123,7 +123,7 @@ def _is_taken(name: str) -> bool:
     return False
 
 
-def _sentence(role: Role, holder: _Holder) -> str:
+def _sentence(role: LockRole, holder: _Holder) -> str:
     process = f"process {holder.process}" if holder.process else "a process that is not visible from here"
     return (
         f"kroute's {role} is already running in this network namespace ({process}), with another state directory: "

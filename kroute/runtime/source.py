@@ -23,7 +23,7 @@ async def _follow_no_api(_notify: Callable[[ApiFacts], None]) -> None:
     """Return at once: there is no API server."""
 
 
-class Source(msgspec.Struct):
+class ObjectSource(msgspec.Struct):
     """`follow` passes the changes on. `api` is the client of the API server; None: there is none.
 
     `reflectors` are those that watch, by kind. `faults` says what of the source cannot be read.

@@ -14,7 +14,7 @@ import structlog
 from kroute.base.backoff import hindrance, retry_when_exhausted
 from kroute.kernel.mounts import VOLATILE, file_system_of
 from kroute.runtime import namespace_lock
-from kroute.runtime.namespace_lock import NamespaceInUseError, Role
+from kroute.runtime.namespace_lock import LockRole, NamespaceInUseError
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +26,7 @@ IDENTITY = "identity"
 """The file that tells a director from others of its name."""
 
 
-def tell_if_lasting(path: Path) -> None:
+def warn_if_persistent(path: Path) -> None:
     """Log a warning if a reboot does not empty the directory: the ledger must be lost with the kernel's state."""
     kind = file_system_of(path)
     if kind and kind not in VOLATILE:
@@ -58,7 +58,7 @@ class StateDirectory:
 
     @classmethod
     @contextmanager
-    def claim(cls, path: Path, role: Role = Role.AGENT) -> Iterator[Self]:
+    def claim(cls, path: Path, role: LockRole = LockRole.AGENT) -> Iterator[Self]:
         """Hold the locks of the directory and of the network namespace; the kernel releases them when the process ends.
 
         Raises:
@@ -78,7 +78,7 @@ class StateDirectory:
                 raise AnotherKrouteError(str(error)) from None
             except OSError as error:
                 raise StateDirectoryError(f"cannot use the state directory {path}: {error.strerror}") from error
-            tell_if_lasting(path)
+            warn_if_persistent(path)
             yield cls(path)
 
     async def mark_ready(self) -> None:

@@ -28,12 +28,12 @@ LIST_EVERY = 600.0
 SERVICE_CIDRS = "/apis/networking.k8s.io/v1/servicecidrs"
 
 
-class _Spec(msgspec.Struct):
+class _RangesSpec(msgspec.Struct):
     cidrs: list[str] | None = None
 
 
 class _ServiceCIDR(msgspec.Struct):
-    spec: _Spec = msgspec.field(default_factory=_Spec)
+    spec: _RangesSpec = msgspec.field(default_factory=_RangesSpec)
 
 
 class _List(msgspec.Struct):

@@ -12,7 +12,7 @@ from kroute.model.objects import Applied
 from kroute.model.plan import NodePlan
 from kroute.planning import weight_facts
 from kroute.reconcile.broadcaster import Subscription
-from kroute.runtime.source import Source
+from kroute.runtime.source import ObjectSource
 from kroute.telemetry.loop_watch import LoopWatch
 from tests.builders import (
     LISTED,
@@ -38,7 +38,7 @@ def new_agent() -> Agent:
     interfaces = NodeInterfaces(frozenset({NODE_IPV4}), (NODE_IPV4,))
     choice = Choice("iptables", "the test says so")
     kernel = FakeNodeKernel.of(FakeKernel())
-    return Agent(settings(firewall=choice.name), interfaces, kernel, choice, Source(nothing), LoopWatch())
+    return Agent(settings(firewall=choice.name), interfaces, kernel, choice, ObjectSource(nothing), LoopWatch())
 
 
 async def taken(subscription: Subscription) -> list[str]:

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from kroute.director import addresses
 from kroute.director import wiring as director_module
 from kroute.director.catalog import DirectorCatalog
-from kroute.director.lease import Identity
+from kroute.director.lease import DirectorIdentity
 from kroute.director.plan import MOST_CHECKS
 from kroute.director.probes import MOST_A_SECOND, NodeProbes
 from kroute.director.settings import DirectorSettings
@@ -381,7 +381,7 @@ async def test_verdicts_that_change_all_the_time_are_planned_in_a_fifth_of_the_t
         director = Director(
             DirectorSettings(SETTINGS, "eth0"),
             Api(NoCredentials("http://127.0.0.1:1")),  # nothing is followed, asked or written: only plans are made
-            identity=Identity.open("d", tmp_path),
+            identity=DirectorIdentity.open("d", tmp_path),
             interfaces=NodeInterfaces(frozenset(), ()),
             ledger=Ledger.open(tmp_path),
             kernel=kernel,

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.director.election import Election
-from kroute.director.lease import Lease, LeaseLock, LeaseSpec, Role
+from kroute.director.lease import Lease, LeaseLock, LeaseRole, LeaseSpec
 from kroute.director.settings import LeaseSettings, problem_with
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
@@ -41,7 +41,7 @@ class Candidates:
     def __init__(self, server: ApiServer, api: Api) -> None:
         self.server = server
         self.clock = Clock()
-        self.roles: dict[str, list[Role]] = {}
+        self.roles: dict[str, list[LeaseRole]] = {}
         self.able = True
         self._api = api
 
@@ -90,7 +90,7 @@ async def candidates(tmp_path: Path) -> AsyncIterator[Candidates]:
 async def test_the_first_makes_the_lease_in_the_format_of_client_go(candidates: Candidates) -> None:
     one = candidates.candidate("one")
     await one.attempt()
-    assert one.role is Role.ACTIVE
+    assert one.role is LeaseRole.ACTIVE
     [item] = candidates.server.objects("Lease")
     assert (item["apiVersion"], item["kind"]) == ("coordination.k8s.io/v1", "Lease")
     assert (item["metadata"]["namespace"], item["metadata"]["name"]) == ("kube-system", "kroute-director")
@@ -118,16 +118,16 @@ async def test_another_waits_for_the_whole_duration_since_it_saw_the_last_renewa
     one, two = candidates.candidate("one"), candidates.candidate("two")
     await one.attempt()
     await two.attempt()
-    assert candidates.roles == {"one": [Role.ACTIVE], "two": [Role.STANDBY]}
+    assert candidates.roles == {"one": [LeaseRole.ACTIVE], "two": [LeaseRole.STANDBY]}
     candidates.clock.now = 5
     await one.attempt()
     await two.attempt()
     candidates.clock.now = 19.9
     await two.attempt()
-    assert two.role is Role.STANDBY
+    assert two.role is LeaseRole.STANDBY
     candidates.clock.now = 20
     await two.attempt()
-    assert two.role is Role.ACTIVE
+    assert two.role is LeaseRole.ACTIVE
     assert candidates.lease["holderIdentity"] == "two"
     assert candidates.lease["leaseTransitions"] == 1
     assert candidates.lease["acquireTime"] == "2026-01-01T00:00:20.000000Z"
@@ -137,7 +137,7 @@ async def test_a_standby_is_there_when_the_lease_expires(candidates: Candidates)
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
-        if two.role is Role.ACTIVE:
+        if two.role is LeaseRole.ACTIVE:
             raise asyncio.CancelledError
         pauses.append(seconds)
         candidates.clock.now += seconds
@@ -152,10 +152,10 @@ async def test_a_standby_is_there_when_the_lease_expires(candidates: Candidates)
 
 async def test_a_standby_that_stood_still_waits_again_for_a_renewal(candidates: Candidates) -> None:
     """The active one may have stood still with it, on one host, and then goes on as well."""
-    roles: list[Role] = []
+    roles: list[LeaseRole] = []
 
     async def sleep(seconds: float) -> None:
-        if two.role is Role.ACTIVE:
+        if two.role is LeaseRole.ACTIVE:
             raise asyncio.CancelledError
         roles.append(two.role)
         candidates.clock.now += seconds if roles[1:] else 60.0
@@ -168,7 +168,7 @@ async def test_a_standby_that_stood_still_waits_again_for_a_renewal(candidates: 
 
 
 async def test_each_attempt_is_told_with_its_begin_after_the_role(candidates: Candidates) -> None:
-    told: list[tuple[float, bool, Role]] = []
+    told: list[tuple[float, bool, LeaseRole]] = []
 
     async def sleep(seconds: float) -> None:
         match len(told):
@@ -185,10 +185,10 @@ async def test_each_attempt_is_told_with_its_begin_after_the_role(candidates: Ca
     with pytest.raises(asyncio.CancelledError):
         await two.run()
     assert told == [
-        (0.0, True, Role.STANDBY),
-        (15.0, True, Role.ACTIVE),
-        (30.0, False, Role.ACTIVE),
-        (45.0, True, Role.ACTIVE),
+        (0.0, True, LeaseRole.STANDBY),
+        (15.0, True, LeaseRole.ACTIVE),
+        (30.0, False, LeaseRole.ACTIVE),
+        (45.0, True, LeaseRole.ACTIVE),
     ]
 
 
@@ -199,7 +199,10 @@ async def test_who_has_lost_the_lease_gives_up_as_soon_as_it_writes(candidates: 
     candidates.clock.now = 15
     await two.attempt()
     await one.attempt()
-    assert candidates.roles == {"one": [Role.ACTIVE, Role.STANDBY], "two": [Role.STANDBY, Role.ACTIVE]}
+    assert candidates.roles == {
+        "one": [LeaseRole.ACTIVE, LeaseRole.STANDBY],
+        "two": [LeaseRole.STANDBY, LeaseRole.ACTIVE],
+    }
 
 
 async def test_a_released_lease_is_taken_at_once(candidates: Candidates) -> None:
@@ -210,7 +213,7 @@ async def test_a_released_lease_is_taken_at_once(candidates: Candidates) -> None
     assert candidates.lease["holderIdentity"] == ""
     assert candidates.lease["leaseDurationSeconds"] == 1
     await two.attempt()
-    assert two.role is Role.ACTIVE
+    assert two.role is LeaseRole.ACTIVE
     assert candidates.lease["holderIdentity"] == "two"
 
 
@@ -253,14 +256,14 @@ async def test_of_two_that_take_an_expired_lease_one_gets_it(candidates: Candida
     candidates.clock.now = 15
     await asyncio.gather(two.attempt(), three.attempt())
     await asyncio.gather(two.attempt(), three.attempt())
-    assert {two.role, three.role} == {Role.ACTIVE, Role.STANDBY}
+    assert {two.role, three.role} == {LeaseRole.ACTIVE, LeaseRole.STANDBY}
 
 
 async def test_of_two_that_make_the_lease_one_gets_it(candidates: Candidates) -> None:
     one, two = candidates.candidate("one"), candidates.candidate("two")
     await asyncio.gather(one.attempt(), two.attempt())
     await asyncio.gather(one.attempt(), two.attempt())
-    assert {one.role, two.role} == {Role.ACTIVE, Role.STANDBY}
+    assert {one.role, two.role} == {LeaseRole.ACTIVE, LeaseRole.STANDBY}
 
 
 @virtual()
@@ -273,10 +276,10 @@ async def test_without_the_api_server_the_active_goes_on_and_the_standby_waits(t
             for candidates.clock.now in (5, 11, 60):
                 await one.attempt()
                 await two.attempt()
-            assert (one.role, two.role) == (Role.ACTIVE, Role.STANDBY)
+            assert (one.role, two.role) == (LeaseRole.ACTIVE, LeaseRole.STANDBY)
         await one.attempt()
         await two.attempt()
-        assert (one.role, two.role) == (Role.ACTIVE, Role.STANDBY)
+        assert (one.role, two.role) == (LeaseRole.ACTIVE, LeaseRole.STANDBY)
 
 
 async def blinded(candidates: Candidates) -> tuple[Election, Election]:
@@ -296,7 +299,7 @@ async def blinded(candidates: Candidates) -> tuple[Election, Election]:
 async def test_a_standby_that_could_not_look_does_not_take_the_lease_when_it_can_again(candidates: Candidates) -> None:
     """Both come back to a Lease that neither could renew: its holder must keep it."""
     one, two = await blinded(candidates)
-    assert two.role is Role.STANDBY
+    assert two.role is LeaseRole.STANDBY
     await one.attempt()
     assert candidates.lease["holderIdentity"] == "one"
 
@@ -305,7 +308,7 @@ async def test_a_standby_that_could_not_look_takes_the_lease_if_it_then_sees_no_
     _, two = await blinded(candidates)
     candidates.clock.now = 40
     await two.attempt()
-    assert two.role is Role.ACTIVE
+    assert two.role is LeaseRole.ACTIVE
 
 
 async def test_an_active_director_that_was_cut_off_gives_up_when_it_reads_of_the_other(candidates: Candidates) -> None:
@@ -315,11 +318,11 @@ async def test_an_active_director_that_was_cut_off_gives_up_when_it_reads_of_the
     candidates.clock.now = 14
     candidates.server.faults.add(kind="answer", status=503, where="write")
     await one.attempt()
-    assert one.role is Role.ACTIVE
+    assert one.role is LeaseRole.ACTIVE
     candidates.clock.now = 15
     await two.attempt()
     await one.attempt()
-    assert (one.role, two.role) == (Role.STANDBY, Role.ACTIVE)
+    assert (one.role, two.role) == (LeaseRole.STANDBY, LeaseRole.ACTIVE)
 
 
 async def test_a_restarted_director_goes_on_with_its_own_lease_before_it_may_take_one(candidates: Candidates) -> None:
@@ -327,7 +330,7 @@ async def test_a_restarted_director_goes_on_with_its_own_lease_before_it_may_tak
     candidates.able = False
     again = candidates.candidate("one")
     await again.attempt()
-    assert again.role is Role.ACTIVE
+    assert again.role is LeaseRole.ACTIVE
     assert candidates.lease["leaseTransitions"] == 0
 
 
@@ -341,18 +344,18 @@ async def test_of_two_with_one_identity_one_gives_up_and_takes_another(
     one._announce = roles_of_one.append
     candidates.clock.now = 1
     await other.attempt()
-    assert (one.role, other.role) == (Role.ACTIVE, Role.ACTIVE)
+    assert (one.role, other.role) == (LeaseRole.ACTIVE, LeaseRole.ACTIVE)
     candidates.clock.now = 2
     with capture_logs() as logs:
         await one.attempt()
-    assert (one.role, other.role) == (Role.STANDBY, Role.ACTIVE)
-    assert roles_of_one == [Role.STANDBY]
+    assert (one.role, other.role) == (LeaseRole.STANDBY, LeaseRole.ACTIVE)
+    assert roles_of_one == [LeaseRole.STANDBY]
     [said] = [line for line in logs if line["event"] == "lease.identity_shared"]
     assert "--state-dir" in said["next_step"]
     for candidates.clock.now in (4, 6):
         await other.attempt()
         await one.attempt()
-    assert (one.role, other.role) == (Role.STANDBY, Role.ACTIVE)
+    assert (one.role, other.role) == (LeaseRole.STANDBY, LeaseRole.ACTIVE)
     assert candidates.lease["holderIdentity"] == "same"
     candidates.clock.now = 21
     await one.attempt()
@@ -367,7 +370,7 @@ async def test_a_standby_leaves_a_lease_that_another_took_under_its_identity(can
     await one.attempt()
     await other.attempt()
     await one.attempt()
-    assert (one.role, other.role) == (Role.ACTIVE, Role.STANDBY)
+    assert (one.role, other.role) == (LeaseRole.ACTIVE, LeaseRole.STANDBY)
 
 
 @virtual()
@@ -389,7 +392,7 @@ async def test_a_renewal_whose_answer_was_lost_is_ones_own(tmp_path: Path) -> No
         assert candidates.lease["renewTime"] == "2026-01-01T00:00:02.000000Z"
         candidates.clock.now = 4
         await one.attempt()
-        assert candidates.roles["one"] == [Role.ACTIVE]
+        assert candidates.roles["one"] == [LeaseRole.ACTIVE]
         assert candidates.lease["renewTime"] == "2026-01-01T00:00:04.000000Z"
         assert candidates.lease["holderIdentity"] == "one"
 
@@ -398,10 +401,10 @@ async def test_who_could_not_serve_takes_nothing(candidates: Candidates) -> None
     candidates.able = False
     one = candidates.candidate("one")
     await one.attempt()
-    assert (one.role, candidates.server.objects("Lease")) == (Role.UNKNOWN, [])
+    assert (one.role, candidates.server.objects("Lease")) == (LeaseRole.UNKNOWN, [])
     candidates.able = True
     await one.attempt()
-    assert one.role is Role.ACTIVE
+    assert one.role is LeaseRole.ACTIVE
 
 
 async def test_a_deleted_lease_is_made_again(candidates: Candidates) -> None:
@@ -409,9 +412,9 @@ async def test_a_deleted_lease_is_made_again(candidates: Candidates) -> None:
     await one.attempt()
     candidates.server.delete("Lease", "kroute-director", "kube-system")
     await one.attempt()
-    assert one.role is Role.ACTIVE
+    assert one.role is LeaseRole.ACTIVE
     assert candidates.lease["holderIdentity"] == "one"
-    assert candidates.roles["one"] == [Role.ACTIVE]
+    assert candidates.roles["one"] == [LeaseRole.ACTIVE]
 
 
 async def test_what_others_put_into_the_lease_stays(candidates: Candidates) -> None:
@@ -441,7 +444,7 @@ async def test_a_lease_without_anything_in_it_is_free(candidates: Candidates) ->
     )
     one = candidates.candidate("one")
     await one.attempt()
-    assert (one.role, candidates.lease["holderIdentity"]) == (Role.ACTIVE, "one")
+    assert (one.role, candidates.lease["holderIdentity"]) == (LeaseRole.ACTIVE, "one")
 
 
 @virtual()
@@ -454,7 +457,7 @@ async def test_a_server_that_does_not_answer_is_given_up_within_half_the_deadlin
         before = now()
         await one.attempt()
         assert now() - before == pytest.approx(LEASE.renew_deadline / 2)
-        assert one.role is Role.ACTIVE
+        assert one.role is LeaseRole.ACTIVE
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from kroute.base.backoff import exhaustion
 from kroute.director.addresses import DirectorAddresses
-from kroute.director.lease import Identity, Role
+from kroute.director.lease import DirectorIdentity, LeaseRole
 from kroute.director.probes import NodeProbes
 from kroute.kernel.net.announcements import Announcer
 from kroute.model.plan import Vip
@@ -33,12 +33,12 @@ LACKING = [
 
 @pytest.mark.parametrize("number", range(4))
 def test_the_identity_is_that_of_the_run_before(tmp_path: Path, number: int) -> None:
-    before = str(Identity.open("d", tmp_path))
+    before = str(DirectorIdentity.open("d", tmp_path))
     with Openings(number).failing():
         with pytest.raises(StateDirectoryError) as refused:
-            Identity.open("d", tmp_path)
+            DirectorIdentity.open("d", tmp_path)
         assert exhaustion(refused.value)
-        assert str(Identity.open("d", tmp_path)) == before
+        assert str(DirectorIdentity.open("d", tmp_path)) == before
 
 
 @pytest.mark.parametrize("error", LACKING, ids=repr)
@@ -58,7 +58,7 @@ async def test_the_active_one_stays_active_and_renews_in_the_end(
         patch.setattr(one._lock, "read", fail)
         candidates.clock.now = 2.0
         await one.attempt()
-    assert one.role is Role.ACTIVE
+    assert one.role is LeaseRole.ACTIVE
     await one.attempt()
     assert candidates.lease["renewTime"] == "2026-01-01T00:00:02.000000Z"
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kroute.director.election import Election
-from kroute.director.lease import LeaseLock, Role
+from kroute.director.lease import LeaseLock, LeaseRole
 from kroute.director.settings import LeaseSettings
 from kroute.watchers.kubernetes.errors import ApiError
 from tests.apiserver.encoding import encode, nested
@@ -51,7 +51,7 @@ async def test_a_lease_that_nobody_holds_is_taken(body: bytes) -> None:
     requests = Stored(body)
     one = candidate(requests)
     await one.attempt()
-    assert one.role is Role.ACTIVE
+    assert one.role is LeaseRole.ACTIVE
     [written] = requests.written
     assert "managedFields" not in str(written)
     assert 0 <= written["spec"]["leaseTransitions"] < 2**31
@@ -77,6 +77,6 @@ async def test_a_lease_that_cannot_be_read_is_left_alone(body: bytes) -> None:
     requests = Stored(body)
     one = candidate(requests)
     await one.attempt()
-    assert one.role is Role.UNKNOWN
+    assert one.role is LeaseRole.UNKNOWN
     await one.release()
     assert requests.written == []

@@ -7,7 +7,7 @@ import pytest
 from kroute.checks.finding import Level
 from kroute.checks.node_checks import check_state_directory
 from kroute.kernel import mounts
-from kroute.runtime.state_dir import tell_if_lasting
+from kroute.runtime.state_dir import warn_if_persistent
 
 MOUNTS = """\
 21 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
@@ -56,5 +56,5 @@ def test_a_state_directory_that_survives_a_reboot_is_a_warning_with_the_reason(m
     assert "is on ext4, which survives a reboot" in finding.message
     with structlog.testing.capture_logs() as lines:
         for path in kinds:
-            tell_if_lasting(Path(path))
+            warn_if_persistent(Path(path))
     assert [(it["event"], it["path"]) for it in lines] == [("state_dir.survives_reboot", "/var/lib/kroute")]

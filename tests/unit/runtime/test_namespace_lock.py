@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.runtime import namespace_lock
-from kroute.runtime.namespace_lock import NamespaceInUseError, Role, hold
+from kroute.runtime.namespace_lock import LockRole, NamespaceInUseError, hold
 from kroute.runtime.state_dir import StateDirectory, StateDirectoryError, StateDirectoryInUseError
 
 
@@ -44,13 +44,13 @@ def test_a_refused_one_leaves_what_it_found(tmp_path: Path) -> None:
 
 
 def test_a_director_may_be_beside_an_agent(tmp_path: Path) -> None:
-    with StateDirectory.claim(tmp_path / "a"), StateDirectory.claim(tmp_path / "b", Role.DIRECTOR):
+    with StateDirectory.claim(tmp_path / "a"), StateDirectory.claim(tmp_path / "b", LockRole.DIRECTOR):
         pass
 
 
 def test_it_is_free_when_the_holder_has_gone() -> None:
     for _ in range(2):
-        with hold(Role.AGENT):
+        with hold(LockRole.AGENT):
             pass
 
 
@@ -66,14 +66,14 @@ def test_whoever_is_neither_root_nor_us_is_passed_over(monkeypatch: pytest.Monke
             return holder._replace(user=ours + 1000) if holder and name.endswith("-0") else holder
 
         monkeypatch.setattr(namespace_lock, "_holder", as_seen)
-        with hold(Role.AGENT), pytest.raises(NamespaceInUseError), hold(Role.AGENT):
+        with hold(LockRole.AGENT), pytest.raises(NamespaceInUseError), hold(LockRole.AGENT):
             pass
 
 
 def test_it_is_refused_for_a_name_beyond_the_one_that_is_free() -> None:
     with ExitStack() as stack:
         squat(5, stack)  # the first names were taken when this agent started
-        with pytest.raises(NamespaceInUseError), hold(Role.AGENT):
+        with pytest.raises(NamespaceInUseError), hold(LockRole.AGENT):
             pass
 
 
@@ -82,21 +82,21 @@ def test_where_others_hold_every_name_it_works_without_and_says_so(monkeypatch: 
     with ExitStack() as stack, capture_logs() as logs:
         for number in range(namespace_lock.NAMES):
             squat(number, stack)
-        stack.enter_context(hold(Role.AGENT))
+        stack.enter_context(hold(LockRole.AGENT))
     assert [line["event"] for line in logs] == ["namespace_lock.unavailable"]
 
 
 async def test_any_number_of_refusals_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespace_lock, "_QUEUE", 4)
     monkeypatch.setattr(namespace_lock, "_EMPTY_EVERY", 0.0)
-    with hold(Role.AGENT):
+    with hold(LockRole.AGENT):
         for _ in range(20):
-            with pytest.raises(NamespaceInUseError), hold(Role.AGENT):
+            with pytest.raises(NamespaceInUseError), hold(LockRole.AGENT):
                 pass
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
 
 async def test_the_event_loop_sleeps_while_nobody_connects() -> None:
-    with hold(Role.AGENT):
+    with hold(LockRole.AGENT):
         assert not asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ import h11
 import msgspec
 
 from kroute.model.addresses import canonical
-from kroute.watchers.kubernetes.http.connection import Answer, Connection, Exchange, HttpError
+from kroute.watchers.kubernetes.http.connection import Answer, ClientExchange, HttpConnection, HttpError
 
 CONNECT_TIMEOUT = 10.0
 """Seconds that a connection may take to open, TLS included, which client-go gives as long."""
@@ -98,7 +98,7 @@ class _Attempt:
         self.body = body
         self.began = began
         self.is_kept = False
-        self.exchange: Exchange | None = None
+        self.exchange: ClientExchange | None = None
         self._is_given_up = False
 
     def give_up(self) -> None:
@@ -154,8 +154,8 @@ class HttpClient:
         self.url = f"{parts.scheme}://{self._authority}{self._prefix}"  # without a name and password
         self._headers = {"Authorization": basic(parts.username, parts.password)} if parts.username else {}
         self._proxy = proxy_to(url, proxy)
-        self._open: set[Connection] = set()
-        self._idle: list[tuple[float, Connection]] = []
+        self._open: set[HttpConnection] = set()
+        self._idle: list[tuple[float, HttpConnection]] = []
         self._unanswered: set[_Attempt] = set()
         self._is_closed = False
 
@@ -232,21 +232,21 @@ class HttpClient:
             connection.transport.abort()
         await asyncio.sleep(0)  # for the ends of the connections
 
-    def _keep(self, connection: Connection) -> None:
+    def _keep(self, connection: HttpConnection) -> None:
         if not self._is_closed:
             self._idle.append((asyncio.get_running_loop().time(), connection))
 
-    async def _ask(self, attempt: "_Attempt", read_timeout: float | None, *, on_kept: bool) -> Exchange:
+    async def _ask(self, attempt: "_Attempt", read_timeout: float | None, *, on_kept: bool) -> ClientExchange:
         self._leave_old()
         connection = self._kept() if on_kept else None
         attempt.is_kept = connection is not None
         if connection is None:
             connection = await self._new()
-        attempt.exchange = exchange = Exchange(connection, read_timeout)
+        attempt.exchange = exchange = ClientExchange(connection, read_timeout)
         exchange.send(attempt.request, attempt.body)
         return exchange
 
-    def _kept(self) -> Connection | None:
+    def _kept(self) -> HttpConnection | None:
         """A connection that was kept."""
         while self._idle:
             connection = self._idle.pop()[1]
@@ -260,14 +260,14 @@ class HttpClient:
         while idle and now - idle[0][0] > KEPT_FOR:
             idle.pop(0)[1].transport.abort()
 
-    async def _new(self) -> Connection:
+    async def _new(self) -> HttpConnection:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 return await self._connect()
         except TimeoutError as error:
             raise TimeoutError(f"no connection within {CONNECT_TIMEOUT:g} s") from error
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> HttpConnection:
         if self._proxy is None:
             return await self._connect_to(self._host, self._port, self._tls, self._server_name)
         proxy, proxy_tls = self._proxy, ssl.create_default_context() if self._proxy.is_tls else None
@@ -280,10 +280,10 @@ class HttpClient:
                 raise
         return connection
 
-    async def _connect_to(self, host: str, port: int, tls: ssl.SSLContext | None, name: str) -> Connection:
+    async def _connect_to(self, host: str, port: int, tls: ssl.SSLContext | None, name: str) -> HttpConnection:
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self._open),
+                lambda: HttpConnection(self._open),
                 host,
                 port,
                 ssl=tls,
@@ -299,12 +299,12 @@ class HttpClient:
             connection.transport.abort()
         return connection
 
-    async def _tunnel(self, connection: Connection, proxy: Proxy, tls: ssl.SSLContext) -> None:
+    async def _tunnel(self, connection: HttpConnection, proxy: Proxy, tls: ssl.SSLContext) -> None:
         """Have the proxy connect to the server, and speak TLS with that (RFC 9110, 9.3.6)."""
         authority = f"[{self._host}]" if ":" in self._host else self._host
         target = f"{authority}:{self._port}"
         headers = {"Host": target, **dict(proxy.headers)}
-        exchange = Exchange(connection, None)
+        exchange = ClientExchange(connection, None)
         exchange.send(h11.Request(method="CONNECT", target=target, headers=list(headers.items())), b"")
         head = await exchange.head()
         if head.status_code != 200:

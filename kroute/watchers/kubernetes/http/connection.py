@@ -27,12 +27,12 @@ class HttpError(Exception):
     """What the server sent is not HTTP/1.1, or ended too early."""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """The bytes of one connection. While it is open, it is in `all_open`."""
 
     transport: asyncio.Transport
 
-    def __init__(self, all_open: set["Connection"]) -> None:
+    def __init__(self, all_open: set["HttpConnection"]) -> None:
         self._all_open = all_open
         self._received = bytearray()
         self._is_paused = False
@@ -114,10 +114,10 @@ def _time_out(waiter: asyncio.Future[None], seconds: float) -> None:
         waiter.set_exception(TimeoutError(f"nothing came for {seconds:g} s"))
 
 
-class Exchange:
+class ClientExchange:
     """One request on a connection, and its answer. `within` limits each wait for bytes of it, in seconds."""
 
-    def __init__(self, connection: Connection, within: float | None) -> None:
+    def __init__(self, connection: HttpConnection, within: float | None) -> None:
         self.connection = connection
         self._machine = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD)
         self._within = within
@@ -171,7 +171,9 @@ class Exchange:
 class Answer:
     """An answer whose head has come. Read its body to the end, or close it. Names of headers are in lower case."""
 
-    def __init__(self, exchange: Exchange, head: h11.Response, url: str, over: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, exchange: ClientExchange, head: h11.Response, url: str, over: Callable[[HttpConnection], None]
+    ) -> None:
         self.status: int = head.status_code
         self.headers: Mapping[str, str] = {name.decode(): value.decode("latin-1") for name, value in head.headers}
         self.url = url
