@@ -1,6 +1,6 @@
-"""The read model: what the kernel has of each planned Service, in figures.
+"""The read model: the figures of each planned Service, which say what the kernel has of it.
 
-Metrics, `kroute status` of an agent or a director, the status page and `kroute show services` count with it.
+Metrics, `kroute status` of an agent or a director, the status page and `kroute show services` all use it.
 """
 
 from collections.abc import Collection, Mapping
@@ -36,16 +36,16 @@ class Rates(msgspec.Struct, frozen=True, rename="camel"):
 
     @classmethod
     def between(cls, before: Traffic, now: Traffic, seconds: float) -> Self:
-        """The rates from two readings of the counters. Those of what was deleted and added again began at 0."""
+        """The rates between two readings of the counters, which began at 0 if the virtual server was added again."""
         if now.connections < before.connections:
             before = _NO_TRAFFIC
         return cls(*(max(0, new - old) / seconds for new, old in zip(now, before, strict=True)))
 
 
 class Figures(msgspec.Struct):
-    """Counts of virtual servers, of their real servers by condition, and of what they have: of some, or of one.
+    """The counts of one virtual server, or the sums of several: real servers by condition, connections, traffic.
 
-    `refusing` and `missing` are virtual servers. `serving` are real servers that take new connections.
+    `refusing` and `missing` count virtual servers. `serving` counts the real servers that take new connections.
     """
 
     virtual_servers: int = 0
@@ -61,7 +61,7 @@ class Figures(msgspec.Struct):
 
     @property
     def state(self) -> Condition | None:
-        """The worst of the virtual servers, missing if a real server is; None without virtual servers."""
+        """The worst of the virtual servers; missing if a real server is missing; None without virtual servers."""
         if self.missing or self.missing_real_servers:
             return Condition.MISSING
         if self.refusing:
@@ -132,7 +132,7 @@ async def read_figures(plans: Collection[ServicePlan], ipvs: IpvsReader, *, with
 
 
 def total_of(plans: Collection[ServicePlan], table: Mapping[VirtualServerKey, VirtualServerState]) -> Figures:
-    """The figures of all of these plans in a table that was read already."""
+    """The sums of these plans for a table that was read already."""
     total = Figures()
     for plan in plans:
         for server in plan.virtual_servers:

@@ -65,7 +65,7 @@ class LinkClient(Protocol):
 
 
 class VirtualServerScan(Protocol):
-    """The virtual servers of IPVS with their real servers, of which never all are in memory."""
+    """The virtual servers of IPVS with their real servers, read in parts."""
 
     def scan(
         self, expected: Collection[VirtualServerKey] = ()
@@ -74,7 +74,7 @@ class VirtualServerScan(Protocol):
 
 
 class IpvsReader(VirtualServerScan, Protocol):
-    """What figures are read from."""
+    """What the figures of Services are read from."""
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
         """Each virtual server's traffic counters since it was made."""

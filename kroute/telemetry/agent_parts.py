@@ -1,4 +1,4 @@
-"""The parts of a running agent that it is observed by."""
+"""The parts of a running agent that telemetry reads."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -18,7 +18,7 @@ from kroute.telemetry.statistics import Statistics
 
 
 class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What telemetry reads.
+    """The parts.
 
     `firewall` is the backend that was chosen. `changes` follows changes, `statistics` gives the current counts, and
     `faults` says what of the source cannot be read. `open_ipvs` opens the kernel's table.

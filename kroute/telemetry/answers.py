@@ -1,4 +1,4 @@
-"""The agent's answers on its socket, but for those that `observation` has at hand."""
+"""The agent's answers on its socket, except those that `observation` gives without loading more."""
 
 from collections.abc import Mapping
 

@@ -32,7 +32,7 @@ LONGEST_SPAN = 60.0
 
 
 class KernelSummary(NamedTuple):
-    """The figures of all Services together, and by themselves those of the Services with the most connections.
+    """The figures of all Services together, and separately those of the Services with the most connections.
 
     `omitted` is how many more Services with virtual servers there are.
     """
@@ -68,13 +68,13 @@ class KernelReader:
             return await self._read(work)
 
     async def figures(self) -> Reading:
-        """The figures of every Service now; a summary is of the same scan then. Raises KernelError."""
+        """The figures of every Service, by a new scan. The next summary is of the same scan. Raises KernelError."""
         async with self._busy:
             reading, self._summary = await self._scan(with_traffic=True)
             return reading
 
     async def summary(self) -> KernelSummary:
-        """What a scan finds now, or has found lately. Raises KernelError."""
+        """The summary of the last scan, or of a new one if that is too old. Raises KernelError."""
         async with self._busy:
             if self._summary is None or self.clock() >= self._good_until:
                 _, self._summary = await self._scan(with_traffic=self._limit > 0)

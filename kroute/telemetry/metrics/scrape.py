@@ -22,7 +22,7 @@ POLICIES = ("internal", "external")
 
 
 class PlanSurvey(NamedTuple):
-    """How many Services policy Local leaves without an endpoint here, and all problems.
+    """How many Services have no endpoint here because of policy Local, and all problems.
 
     `without_local_endpoint` is by policy ("internal" or "external") and family. `problems` are counted by reason.
     `troubled` has Services with problems, up to the limit, each with its problems by reason.
