@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network, summarize_address_range
+from itertools import product
 
 from kroute.kernel.netlink.message import unpack_address
 from kroute.kernel.nftables.objects import Element, is_interval
@@ -65,30 +66,18 @@ def byte_order(parts: Sequence[str]) -> bytes:
     return order.to_bytes(4, sys.byteorder)
 
 
+_PARTS: tuple[tuple[str, ...], ...] = (
+    ("net",),
+    *((*before, "port", "net") for before in ((), ("ip",))),
+    *(parts for count in (1, 2, 3) for parts in product(("ip", "port"), repeat=count)),
+)
+"""What the elements of a set of kroute's may consist of."""
+
+
 def parts_of(family: int, number: int, flags: int) -> tuple[str, ...]:
     """The parts of a set by its type and flags; one part in words if kroute makes no such set."""
-    kinds: list[int] = []
-    rest = number
-    while rest:
-        kinds.insert(0, rest & (1 << _TYPE_BITS) - 1)
-        rest >>= _TYPE_BITS
-    address = _ADDRESS_TYPES[family][0] if family in _ADDRESS_TYPES else 0
-    parts: list[str] = []
-    while kinds:
-        if kinds[:2] == [_INET_PROTO, _INET_SERVICE]:
-            parts.append("port")
-            del kinds[:2]
-        elif kinds == [address, address] and parts[-1:] == ["port"]:
-            parts.append("net")
-            kinds.clear()
-        elif kinds[0] == address:
-            parts.append("ip")
-            del kinds[0]
-        else:
-            return (f"type {number}",)
-    if flags & SET_INTERVAL and parts == ["ip"]:
-        parts = ["net"]
-    return tuple(parts) if flags == flags_of(parts) else (f"type {number}, flags {flags:#x}",)
+    kinds = ((parts, (key_type(family, parts), flags_of(parts))) for parts in _PARTS)
+    return next((parts for parts, kind in kinds if kind == (number, flags)), (f"type {number}, flags {flags:#x}",))
 
 
 def encode_key(family: int, parts: tuple[str, ...], element: Element) -> tuple[bytes, bytes]:
