@@ -18,8 +18,10 @@ from kroute.inspect.planned_state import read_key
 from kroute.model.kinds import WATCHED
 from kroute.model.objects import Applied
 from kroute.watchers import json_text
+from kroute.watchers.kubernetes.authentication import exec_plugin
+from kroute.watchers.kubernetes.authentication.kubeconfig import KubeconfigCredentials
 from kroute.watchers.kubernetes.decoding import LineBuffer, Malformed, ObjectDecoder, read_event, read_page
-from kroute.watchers.kubernetes.errors import LONGEST_MESSAGE, ApiError
+from kroute.watchers.kubernetes.errors import LONGEST_MESSAGE, ApiError, ConfigurationError
 from kroute.watchers.kubernetes.reflector import Reflector
 from kroute.watchers.kubernetes.server_presence import ServerPresence
 from kroute.watchers.manifests import UnreadableError, read_manifest
@@ -190,6 +192,43 @@ def test_a_lease_is_read_or_refused(body: bytes) -> None:
         lease._decode(body)
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
+
+
+KUBECONFIG = {
+    "current-context": "c",
+    "clusters": [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443", "certificate-authority-data": "YQ=="}}],
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    "users": [{"name": "u", "user": {"token": "t", "client-certificate-data": "YQ==", "client-key": "key"}}],
+}
+
+
+@fuzzed
+@given(st.one_of(spoilt(KUBECONFIG), damaged(encode(KUBECONFIG)), hostile_json))
+def test_a_kubeconfig_is_read_or_refused(directory: Path, text: bytes) -> None:
+    file = directory / "kubeconfig"
+    file.write_bytes(text)
+    with contextlib.suppress(ConfigurationError):
+        asyncio.run(KubeconfigCredentials(file).load())
+
+
+ANSWER = {
+    "apiVersion": "client.authentication.k8s.io/v1",
+    "kind": "ExecCredential",
+    "status": {"token": "t", "expirationTimestamp": "2030-01-01T00:00:00Z", "clientCertificateData": "c"},
+}
+
+
+@fuzzed
+@given(st.one_of(spoilt(ANSWER), damaged(encode(ANSWER)), hostile_json))
+def test_the_answer_of_a_plugin_is_read_or_refused(output: bytes) -> None:
+    with contextlib.suppress(ConfigurationError):
+        credential = exec_plugin.credential_in(output, "plugin", "client.authentication.k8s.io/v1")
+        assert credential.token or credential.client_certificate_data
+
+
 YAML = b"""\
 apiVersion: v1
 kind: Service
@@ -202,11 +241,6 @@ spec:
 kind: List
 items: [{kind: Node, metadata: *m}]
 """
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("manifests")
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])

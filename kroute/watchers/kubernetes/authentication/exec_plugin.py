@@ -73,15 +73,19 @@ async def ask(plugin: Plugin, directory: Path) -> Credential:
         "KUBERNETES_EXEC_INFO": msgspec.json.encode(question).decode(),
     }
     command = str(directory / plugin.command) if "/" in plugin.command else plugin.command
-    output = await _output([command, *(plugin.args or ())], environment)
+    return credential_in(await _output([command, *(plugin.args or ())], environment), command, plugin.api_version)
+
+
+def credential_in(output: bytes, command: str, api_version: str) -> Credential:
+    """What the command has answered to a question of this version. Raises ConfigurationError: it is no credential."""
     try:
         answer = decoded(_decode, output)
     except msgspec.DecodeError as error:
         raise ConfigurationError(
             f"exec: the answer of {command} is not JSON, or lacks apiVersion, kind or status: {error}"
         ) from error
-    if answer.api_version != plugin.api_version:
-        raise ConfigurationError(f"exec: {command} answers {answer.api_version[:_NAMED]}, not {plugin.api_version}")
+    if answer.api_version != api_version:
+        raise ConfigurationError(f"exec: {command} answers {answer.api_version[:_NAMED]}, not {api_version}")
     credential = answer.status
     if not (credential.token or (credential.client_certificate_data and credential.client_key_data)):
         raise ConfigurationError(f"exec: the answer of {command} has neither a token nor a certificate with its key")
