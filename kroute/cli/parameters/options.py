@@ -70,13 +70,12 @@ class Setting(msgspec.Struct, frozen=True):
     """A setting on the command line, which a variable KROUTE_…, named like the flag, and the file can set as well.
 
     Without a `type` it is a switch. Its default is that of `Settings`, unless `more`, which has further attributes of
-    the option, names another one. `is_common`: the help shows it without `--help-all`.
+    the option, names another one.
     """
 
     flag: str
     type: click.ParamType[Any] | None
     help: str
-    is_common: bool = False
     more: Mapping[str, Any] = {}
 
 

@@ -53,26 +53,20 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--config",
             click.Path(dir_okay=False, path_type=Path),
             "YAML file with the same names as the flags; flags and variables take precedence over it.",
-            is_common=True,
             more={"callback": read_config, "is_eager": True, "expose_value": False},
         ),
         Setting(
-            "--kubeconfig",
-            click.Path(exists=True, dir_okay=False, path_type=Path),
-            "How to reach the API server.",
-            is_common=True,
+            "--kubeconfig", click.Path(exists=True, dir_okay=False, path_type=Path), "How to reach the API server."
         ),
         Setting(
             "--master",
             ParsedList("URL[,URL]", text.parse_servers),
             "The API server's address; overrides the kubeconfig's and the Pod's. Of several, one that works is used.",
-            is_common=True,
         ),
         Setting(
             "--manifests",
             click.Path(exists=True, file_okay=False, path_type=Path),
             "Read Services and EndpointSlices from the YAML and JSON files of this directory; no API server is needed.",
-            is_common=True,
         ),
     ),
     "This node": (
@@ -80,14 +74,10 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--node-name",
             click.STRING,
             "The Node object of this node.  [default: the host name]",
-            is_common=True,
             more={"default": socket.gethostname},
         ),
         Setting(
-            "--node-ip",
-            ParsedList("IP[,IP]", text.parse_node_ips),
-            "This node's own addresses; overrides the Node's.",
-            is_common=True,
+            "--node-ip", ParsedList("IP[,IP]", text.parse_node_ips), "This node's own addresses; overrides the Node's."
         ),
         Setting("--dummy-interface", INTERFACE, "The interface that carries the VIPs."),
         Setting(
@@ -111,7 +101,6 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--other-proxies",
             click.Choice([WAIT, IGNORE]),
             "While another service proxy is at work on the node: wait until it has ended, or serve beside it.",
-            is_common=True,
         ),
         Setting(
             "--take-over-after",
@@ -124,7 +113,6 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--scheduler",
             click.Choice(SCHEDULER_CHOICES),
             "IPVS scheduler of Services without annotation; auto: rr, and wrr where weights count.",
-            is_common=True,
         ),
         Setting(
             "--scheduler-flags",
@@ -156,15 +144,13 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--nodeport-addresses",
             ParsedList("CIDR[,CIDR]|primary", text.parse_nodeport_addresses),
             "Serve node ports on these of the node's addresses.  [default: all but loopback and IPv6 link-local]",
-            is_common=True,
         ),
         Setting(
             "--external-ips-on-node-addresses",
             None,
             "Serve external IPs and LoadBalancer addresses that are a node's own on that node, as kube-proxy does.",
-            is_common=True,
         ),
-        Setting("--external-ip-range", NETWORKS, "The only networks that external IPs may be in.", is_common=True),
+        Setting("--external-ip-range", NETWORKS, "The only networks that external IPs may be in."),
         Setting("--loadbalancer-ip-range", NETWORKS, "The only networks that LoadBalancer addresses may be in."),
         Setting(
             "--strict-external-ips",
@@ -199,12 +185,11 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
     ),
     "Masquerading and firewall": (
-        Setting("--cluster-cidr", NETWORKS, "The pod networks, for ClusterCIDR.", is_common=True),
+        Setting("--cluster-cidr", NETWORKS, "The pod networks, for ClusterCIDR."),
         Setting(
             "--detect-local-mode",
             click.Choice(LOCAL_MODES),
             "How pods are distinguished from clients outside, whose calls to ClusterIPs are masqueraded.",
-            is_common=True,
         ),
         Setting("--pod-bridge-interface", INTERFACE, "The pods' bridge, for BridgeInterface."),
         Setting(
@@ -212,7 +197,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             INTERFACE,
             "How the names of the pods' interfaces begin, for InterfaceNamePrefix.",
         ),
-        Setting("--masquerade-all", None, "Masquerade every connection to a ClusterIP.", is_common=True),
+        Setting("--masquerade-all", None, "Masquerade every connection to a ClusterIP."),
         Setting(
             "--masquerade-exempt",
             ParsedList("SRC:DST[,...]", text.parse_exemptions),
@@ -233,7 +218,6 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--firewall",
             click.Choice(FIREWALLS),
             "What the kernel's firewall is programmed with; auto: what fits this node.",
-            is_common=True,
         ),
     ),
     "Comparison, repair and clean-up": (
@@ -280,7 +264,6 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--log-level",
             click.Choice(["debug", "info", "warning", "error"]),
             "The least severe events that are logged.",
-            is_common=True,
         ),
         Setting(
             "--log-format",
@@ -295,7 +278,6 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--metrics-bind-address",
             BIND_ADDRESS,
             "Where /metrics and the status page are; they name Services and pods.",
-            is_common=True,
         ),
         Setting(
             "--metrics-services",
@@ -312,6 +294,15 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
 }
 """The settings, in the sections of the help."""
 
+COMMON = frozenset(
+    (
+        *("--config", "--kubeconfig", "--master", "--manifests", "--node-name", "--node-ip", "--other-proxies"),
+        *("--scheduler", "--nodeport-addresses", "--external-ips-on-node-addresses", "--external-ip-range"),
+        *("--cluster-cidr", "--detect-local-mode", "--masquerade-all", "--firewall"),
+        *("--log-level", "--metrics-bind-address"),
+    )
+)
+"""The settings that `kroute run --help` shows; `--help-all` shows all."""
 SETTINGS = {setting.flag: setting for settings in GROUPS.values() for setting in settings}
 
 _SOURCES = frozenset({"kubeconfig", "master", "manifests"})

@@ -10,13 +10,11 @@ import pytest
 
 from kroute import __version__
 from kroute.cli.main import COMMANDS, LazyGroup, cli, load
-from kroute.cli.parameters.run_options import GROUPS, SETTINGS
+from kroute.cli.parameters.run_options import COMMON, GROUPS, SETTINGS
 from kroute.inspect import agent_socket
 from kroute.inspect.status import State, Status
 from kroute.model.document import encode
 from tests.unit.command_line import exit_code
-
-COMMON = {flag for flag, setting in SETTINGS.items() if setting.is_common}
 
 
 @pytest.mark.parametrize("arguments", [(), ("help",), ("--help",)], ids=" ".join)
