@@ -59,11 +59,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
         )
         async with PolicyRouting() as routing:
             uses = await uses_of_marks(
-                XtablesTools(),
-                nftables,
-                await nftables.tables(),
-                await routing.rules(),
-                reads_legacy=reads_legacy,
+                XtablesTools(), nftables, await nftables.tables(), await routing.rules(), reads_legacy=reads_legacy
             )
         findings += check_marks(settings, uses)
         findings += await check_bridges(Sysctls(settings.proc_sys), kernel.links, ipv6=ipv6)

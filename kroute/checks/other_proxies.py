@@ -79,11 +79,7 @@ def _inet6(*names: str) -> tuple[str, ...]:
 
 
 _KUBE_PROXY_PORTS = _both(
-    "KUBE-CLUSTER-IP",
-    "KUBE-EXTERNAL-IP",
-    "KUBE-EXTERNAL-IP-LOCAL",
-    "KUBE-LOAD-BALANCER",
-    "KUBE-NODE-PORT-SCTP-HASH",
+    "KUBE-CLUSTER-IP", "KUBE-EXTERNAL-IP", "KUBE-EXTERNAL-IP-LOCAL", "KUBE-LOAD-BALANCER", "KUBE-NODE-PORT-SCTP-HASH"
 )
 _KUBE_PROXY_NODE_PORTS = {
     name: (protocol, is_ipv6)

@@ -21,13 +21,7 @@ from kroute.checks.cluster_addresses import (
     pools_of_plugins,
     service_ranges,
 )
-from kroute.checks.cluster_checks import (
-    NEIGHBOURS,
-    PROXY,
-    binding_node_addresses,
-    embedded_kube_proxy,
-    serves,
-)
+from kroute.checks.cluster_checks import NEIGHBOURS, PROXY, binding_node_addresses, embedded_kube_proxy, serves
 from kroute.checks.cluster_objects import ClusterNode, Container, PodSpec
 from kroute.checks.cluster_reader import KUBE_PROXY_CONFIG, Cluster, ConfigMapKey, flags_of, mapping_of
 from kroute.checks.finding import Finding, failed, ok, warning

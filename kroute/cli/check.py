@@ -31,11 +31,7 @@ MANIFESTS = "manifests"
     help="Read the cluster by a kubeconfig, not this node: what an installation would meet. Needs no rights on a node.",
 )
 @click.option(
-    "-n",
-    "--namespace",
-    default=NAMESPACE,
-    show_default=True,
-    help="With --cluster: where kroute is to be installed.",
+    "-n", "--namespace", default=NAMESPACE, show_default=True, help="With --cluster: where kroute is to be installed."
 )
 @settings_in_force
 def check(settings: Settings, *, output: str, cluster: bool, namespace: str) -> int:

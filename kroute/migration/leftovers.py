@@ -410,10 +410,7 @@ def _elements(node: NodeScan, names: Iterable[str]) -> list[Set[Element]]:
 
 
 def _leads_to_its_table(rule: PolicyRule) -> bool:
-    return (rule.priority, rule.table) in {
-        (DSR_PRIORITY, DSR_TABLE),
-        (EXTERNAL_IP_PRIORITY, EXTERNAL_IP_TABLE),
-    }
+    return (rule.priority, rule.table) in {(DSR_PRIORITY, DSR_TABLE), (EXTERNAL_IP_PRIORITY, EXTERNAL_IP_TABLE)}
 
 
 def _is_in_its_table(route: TableRoute) -> bool:

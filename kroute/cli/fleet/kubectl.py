@@ -49,12 +49,7 @@ class Kubectl:
         async with self._turns, _pipe() as (out, stdout), _pipe() as (complaint, stderr):
             with stdout, stderr:
                 process = await asyncio.create_subprocess_exec(
-                    program,
-                    *self._flags,
-                    *arguments,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
+                    program, *self._flags, *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=stdout, stderr=stderr
                 )
             try:
                 async with asyncio.timeout(self._seconds):

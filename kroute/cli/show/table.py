@@ -13,13 +13,7 @@ from kroute.cli.terminal.screen import Screen, TextTable
 from kroute.firewall.sets import SetFill
 from kroute.inspect import agent_socket, figures, snapshot
 from kroute.inspect.figures import ServiceList
-from kroute.inspect.snapshot import (
-    ProblemRow,
-    RealServerRow,
-    Snapshot,
-    TrafficCounts,
-    VirtualServerRow,
-)
+from kroute.inspect.snapshot import ProblemRow, RealServerRow, Snapshot, TrafficCounts, VirtualServerRow
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.model.addresses import host_port
