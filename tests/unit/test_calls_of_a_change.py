@@ -22,7 +22,7 @@ from kroute.planning.catalog import Catalog
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.settings import Settings
 from kroute.telemetry.changes import ChangeObserver
-from kroute.watchers.kubernetes.decoding import Malformed, ObjectDecoder, read_event
+from kroute.watchers.kubernetes.decoding import Malformed, ObjectDecoder, read_event, trigger_time
 from kroute.watchers.kubernetes.reflector import Inventory
 from tests.builders import endpoint, endpoint_slice, service
 from tests.fakes.node_kernel import FakeNodeKernel
@@ -82,7 +82,7 @@ class SmallAgent:
         raw = read_event(line).object
         item = self._decoder.decode(raw)
         assert not isinstance(item, Malformed)
-        self.take(self._inventory.apply(item, self._decoder.trigger_time(raw)))
+        self.take(self._inventory.apply(item, trigger_time(item)))
         for _ in range(50):
             await asyncio.sleep(0)
 

@@ -17,6 +17,9 @@ log = structlog.get_logger(__name__)
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 """The annotation of the BOOKMARK that ends a streaming list (KEP-3157)."""
+TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"
+"""The annotation of an EndpointSlice that says when what it describes has changed."""
+
 LONGEST_OBJECT = 16 << 20
 """Bytes of an object's JSON. etcd's limit is 1.5 MiB, and JSON may need six bytes for each byte."""
 LONGEST_NAME = 253
@@ -71,18 +74,6 @@ class Identity(msgspec.Struct):
 
 class _Identified(msgspec.Struct):
     metadata: Identity
-
-
-class _TriggerAnnotation(msgspec.Struct):
-    triggered: datetime | None = msgspec.field(name="endpoints.kubernetes.io/last-change-trigger-time", default=None)
-
-
-class _TriggerMetadata(msgspec.Struct):
-    annotations: _TriggerAnnotation | None = None
-
-
-class _Triggered(msgspec.Struct):
-    metadata: _TriggerMetadata
 
 
 class Malformed(msgspec.Struct, frozen=True):
@@ -181,9 +172,6 @@ def _text(value: bytes, longest: int) -> str:
     return text if len(text) <= longest else ""
 
 
-_read_triggered = msgspec.json.Decoder(_Triggered).decode
-
-
 class ObjectDecoder:
     """Decodes the objects of one kind; a malformed one is logged and counted."""
 
@@ -220,18 +208,16 @@ class ObjectDecoder:
         _check_lengths(item.metadata)
         return item
 
-    def trigger_time(self, raw: msgspec.Raw | bytes) -> float | None:
-        """When the pod or Service behind an EndpointSlice changed (Unix time), by its controller's annotation.
 
-        Decoded objects do not keep the annotation: it is needed once, and there are tens of thousands of slices.
-        """
-        if self._kind is not EndpointSlice:
-            return None
-        try:
-            annotations = decoded(_read_triggered, raw).metadata.annotations
-            return annotations.triggered.timestamp() if annotations is not None and annotations.triggered else None
-        except (msgspec.DecodeError, ArithmeticError, ValueError):  # beyond Unix time
-            return None
+def trigger_time(item: KubernetesObject) -> float | None:
+    """When the pod or Service behind an EndpointSlice changed (Unix time), by its controller's annotation."""
+    text = (item.metadata.annotations or {}).get(TRIGGER_TIME) if isinstance(item, EndpointSlice) else None
+    if text is None:
+        return None
+    try:
+        return msgspec.convert(text, datetime).timestamp()
+    except (msgspec.ValidationError, ArithmeticError, ValueError):  # beyond Unix time
+        return None
 
 
 class LineBuffer:
@@ -248,11 +234,12 @@ class LineBuffer:
     def take(self, piece: bytes) -> list[bytes]:
         """Add the bytes that have arrived. Returns the lines that they complete."""
         *lines, rest = piece.split(b"\n")
-        if lines:
+        if lines and (self._unfinished or len(lines[0]) > LONGEST_LINE):
             self._keep(lines[0])
             lines[0] = bytes(self._unfinished)
             self._unfinished = bytearray()
-        self._keep(rest)
+        if rest:
+            self._keep(rest)
         return lines
 
     def _keep(self, piece: bytes) -> None:

@@ -29,6 +29,7 @@ from kroute.watchers.kubernetes.decoding import (
     read_event,
     read_identity,
     read_page,
+    trigger_time,
 )
 from kroute.watchers.kubernetes.errors import (
     AnswerTooLongError,
@@ -285,7 +286,7 @@ class Reflector:
             key, version = item.identity.key, item.identity.resource_version
         else:
             key, version = item.key, item.metadata.resource_version
-            triggered = self._decoder.trigger_time(raw) if listing is None else None
+            triggered = trigger_time(item) if listing is None else None
             selected = self._kind.selects(item)
             self._pending += self._inventory.apply(item, triggered) if selected else self._inventory.delete(key)
         if listing is not None:

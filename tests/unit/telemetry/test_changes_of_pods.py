@@ -1,12 +1,13 @@
 """A pod's change is measured from the time in its EndpointSlice until it is in this node's kernel."""
 
+import msgspec
 import pytest
 
 from kroute.model.objects import SERVICE_NAME_LABEL, Applied, Deleted, EndpointSlice, ObjectKey, ObjectMeta, Service
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.stage_gate import GOING_LIVE, Stage
 from kroute.telemetry.changes import MOST_OF_A_SERVICE, NETWORK_BOUNDS, ChangeObserver
-from kroute.watchers.kubernetes.decoding import ObjectDecoder
+from kroute.watchers.kubernetes.decoding import trigger_time
 
 WEB = ObjectKey("default", "web")
 START = 1000.0
@@ -121,9 +122,9 @@ def test_the_ranges_are_those_of_kube_proxy() -> None:
     ],
 )
 def test_the_time_is_read_out_of_the_annotation(metadata: str, seconds: float | None) -> None:
-    raw = f'{{"metadata":{metadata}}}'.encode()
-    assert ObjectDecoder(EndpointSlice).trigger_time(raw) == seconds
-    assert ObjectDecoder(Service).trigger_time(raw) is None
+    named = {"name": "web-1", **msgspec.json.decode(metadata)}
+    assert trigger_time(msgspec.convert({"metadata": named, "addressType": "IPv4"}, EndpointSlice)) == seconds
+    assert trigger_time(msgspec.convert({"metadata": named, "spec": {}}, Service)) is None
 
 
 def test_each_family_is_measured_by_itself(node: Node) -> None:
