@@ -8,12 +8,12 @@ ROUTES_PREPARED, ENTRIES_PREPARED) come before any address, and wait for no remo
 the additions of their own plan, where new real servers replace old ones on an address that is live, and only for a
 limited time.
 
-A stage can be taken back (`revoke`): when the address of a VIP is deleted, its route goes too. That wakes the
-controller that acts upon it, usually the one that says the stage, which prepares the plan again. So a repair keeps the
-order of a first start.
+A stage can be taken back (`revoke`): when the address of a VIP is deleted, its route goes too. A revocation wakes the
+controller that says the stage, or another one that has joined to act on it (`acts_on_revoked`). That controller
+prepares the plan again, so a repair keeps the order of a first start.
 
-A new controller that others are to wait for declares its own stage, beside its code: `ANNOUNCED = Stage("announced")`.
-It names the stage when it joins the gate; nothing in this module has to know it.
+A new controller that others are to wait for declares its own stage in its own module: `ANNOUNCED = Stage("announced")`.
+The controller names the stage when it joins the gate; nothing in this module has to know the stage.
 
 Every method runs in the event loop's thread. All but `advance` await nothing, so each call is atomic.
 """
@@ -29,7 +29,7 @@ from kroute.model.objects import ObjectKey
 from kroute.reconcile.batches import cut
 
 Stage = NewType("Stage", str)
-"""A point that a plan passes on its way into the kernel. Exactly one controller says who has passed it."""
+"""A point that a plan passes on its way into the kernel. Exactly one controller says which plans have passed it."""
 
 ENTRIES_PREPARED = Stage("entries-prepared")
 """masquerade: the plan's set entries are in place."""
@@ -42,11 +42,13 @@ WITHDRAWN = Stage("withdrawn")
 new connections."""
 
 ENFORCED: Mapping[Family, Stage] = {family: Stage(f"enforced-{family.value.lower()}") for family in Family}
-"""masquerade: the ports of this family that the plan restricts are known to the rules, and these stand. Said only of
-plans that restrict some, and of those that are gone. masquerade revokes it, and service_proxy acts upon that."""
+"""masquerade: the ports of this family that the plan restricts are in the set RESTRICTED, and the rules that look up
+that set exist. It is said only of plans that restrict ports, of newer plans of their Services, and of deleted Services.
+masquerade revokes it, and service_proxy acts on the revocation."""
 
 GOING_LIVE = (ENTRIES_PREPARED, SERVED, ROUTES_PREPARED, WITHDRAWN)
-"""A plan that has passed these is in the kernel in full, and what it replaced is withdrawn."""
+"""When a plan has passed these, what it replaced is withdrawn, and all that it wants is in the kernel, except addresses
+that are not bound yet: the next pass of service_proxy binds these."""
 
 
 class Revision(Protocol):
@@ -66,7 +68,7 @@ class Revision(Protocol):
 
 
 class _EarlierRun:
-    """The owner of objects that were in the kernel before this run, and that no plan has named so far."""
+    """The owner of objects that an earlier run made and that no plan of this run has named."""
 
     key = ObjectKey("", "what an earlier run left")
     generation = 0
@@ -74,7 +76,8 @@ class _EarlierRun:
 
 
 EARLIER_RUN: Revision = _EarlierRun()
-"""The revision that drops what an earlier run left, so that it is withdrawn in the same order as what a plan drops."""
+"""The revision that drops what an earlier run left. The first write of service_proxy deletes its addresses and virtual
+servers. It passes WITHDRAWN once all plans of the initial sync are live; then its routes and set entries go."""
 
 HasPassed = Callable[[Revision], bool]
 
@@ -83,7 +86,7 @@ Follower = Callable[[Stage, Sequence[Revision]], None]
 
 
 Needs = Callable[[Iterable[Revision]], bool]
-"""Whether a controller needs to know that one of these has passed a stage."""
+"""Whether a controller must be woken because these revisions have passed a stage."""
 
 
 def _always(_revisions: Iterable[Revision]) -> bool:
@@ -95,7 +98,7 @@ def _never() -> bool:
 
 
 class _Waiter(NamedTuple):
-    """A controller that waits for a stage. It is woken if it `needs` that."""
+    """A controller that waits for a stage. `needs` says for which revisions it is woken."""
 
     waker: asyncio.Event
     needs: Needs
@@ -104,13 +107,14 @@ class _Waiter(NamedTuple):
 class _Passage:
     """The state of one stage.
 
-    The controller that says it `works` while it is in a pass. `passed` has the newest generation of each owner that has
-    passed it, `candidates` the revisions that have yet to pass it, `revoked` the owners that have lost it since
-    `take_revoked`. `reviser` wakes the controller that calls this.
+    `has_passed` is asked for each candidate. `works` says whether the controller that says the stage is in a pass.
+    `passed` has the newest generation of each owner that has passed the stage, `candidates` the revisions that have yet
+    to pass it, `revoked` the owners that have lost it since the last `take_revoked`. `reviser` wakes the controller
+    that calls `take_revoked`.
 
-    The controller that says the stage is not told of revisions that have nothing new for it. Of those that have yet to
-    pass it, `renewed` has the newest, and since which generation they are the same. Of an owner that has lost the
-    stage, `had_passed` is the newest generation that had passed it: the same as the one that the controller knows.
+    The controller that says the stage does not receive revisions that have nothing new for it. `renewed` has, for each
+    owner with such revisions that have yet to pass the stage, the newest of them and the generation since which they
+    are the same. `had_passed` has, for each owner that has lost the stage, the newest generation that had passed it.
     """
 
     def __init__(self, waker: asyncio.Event, has_passed: HasPassed, works: Callable[[], bool]) -> None:
@@ -133,9 +137,9 @@ class _Passage:
 
 
 class StageGate:
-    """Knows for each stage the newest generation of each owner that has passed it, and who has yet to pass it.
+    """Knows for each stage the newest generation of each owner that has passed it, and which have yet to pass it.
 
-    `passages` of a stage grows whenever anybody passes it.
+    `passages` counts, for each stage, how often revisions have passed it. `progress` is when a controller wrote last.
     """
 
     def __init__(self) -> None:
@@ -158,10 +162,10 @@ class StageGate:
         """Add a controller. `waker` is set when a stage that it waits for is passed, or one that it says is revoked.
 
         `says` has a predicate for each stage that the controller says: whether a candidate has passed it. `needs`
-        returns whether anything of the controller's waits for these revisions: else it is not woken by them. `works`
-        returns whether the controller is in a pass now, so that what waits for it is not given up. `acts_on_revoked`
-        are stages of other controllers of which this one takes the revocations, in place of those that say them, which
-        have joined before. A controller may join again, to wait for other stages in another way. Raises ValueError if
+        returns whether the controller must be woken when these revisions have passed a stage. `works` returns whether
+        the controller is in a pass now: while it is, other controllers continue to wait for it. `acts_on_revoked` are
+        stages that other controllers say, and of which this controller takes the revocations instead; those controllers
+        must have joined before. A controller may join again, for stages with another `needs`. Raises ValueError if
         another controller says the stage.
         """
         for stage, has_passed in says.items():
@@ -183,9 +187,9 @@ class StageGate:
             self._passages[stage].candidates[revision.key] = revision
 
     def renew(self, stage: Stage, before: Revision, revision: Revision) -> None:
-        """Let a revision pass the stage when `before` does, or at once if it has: there is nothing new in it.
+        """Let a revision pass the stage together with `before`, the revision before it, or at once if `before` has.
 
-        The controller that says the stage need not see it. `before` is the revision before it.
+        Call this for a revision with nothing new for the controller that says the stage, which need not receive it.
         """
         passage, owner = self._passages[stage], revision.key
         if passage.passed.get(owner, -1) >= before.generation:
@@ -221,7 +225,7 @@ class StageGate:
             self._wake(stage, all_arrived)
 
     def say(self, stage: Stage, revisions: Iterable[Revision]) -> None:
-        """Say that these have passed the stage. A deleted owner is forgotten once it has passed every stage."""
+        """Say that these have passed the stage. The gate forgets a deleted owner that has passed all stages."""
         self._wake(stage, self._note(stage, tuple(revisions)))
 
     def _note(self, stage: Stage, revisions: Sequence[Revision]) -> Sequence[Revision]:

@@ -2,6 +2,10 @@
 
 `ServiceProxy.WRITE_ORDER` is the order of a pass: what is written, after what, and why. `readiness` decides what may be
 written for a plan, as far as that depends on other controllers.
+
+A first start takes at least three passes. The first deletes what an earlier run left; new virtual servers wait for
+masquerade. The next, after masquerade has written its sets and rules, writes the virtual servers. The last, after
+route_fix has written the routes, binds the addresses.
 """
 
 import asyncio
@@ -45,7 +49,7 @@ from kroute.settings import Settings
 
 
 class _Step(NamedTuple):
-    """A step of `ServiceProxy.write`, the steps that must come before it, and why."""
+    """A step of `ServiceProxy.write`, the steps that must come before it, and why they must."""
 
     take: Callable[["ServiceProxy"], Awaitable[None]]
     after: "tuple[Callable[[ServiceProxy], Awaitable[None]], ...]"
@@ -100,6 +104,7 @@ class ServiceProxy(Controller):
         pods.follow(self.wake)
         says = {SERVED: self._is_served, WITHDRAWN: self._is_withdrawn}
         gate.join(self.wake, says=says, waits_for=(ENTRIES_PREPARED, ROUTES_PREPARED), needs=self._readiness.waits_for)
+        # ENFORCED always wakes this controller: a port may wait for it although the rest of the Service is live.
         gate.join(self.wake, says={}, waits_for=ENFORCED.values(), acts_on_revoked=ENFORCED.values())
 
     @property
@@ -108,7 +113,7 @@ class ServiceProxy(Controller):
         return self._servers.weights
 
     async def run(self) -> None:
-        """As every controller, and connect to real servers that are to be ejected."""
+        """Run as every controller does, and connect to real servers that are to be ejected."""
         async with asyncio.TaskGroup() as group:
             confirming = group.create_task(self.weights.confirm(), name="ejections")
             await super().run()
@@ -132,7 +137,7 @@ class ServiceProxy(Controller):
                 self._note_lost(vip.address for vip in plan.vips if vip.address not in self._vips.desired.applied)
 
     def accept_node(self, plan: NodePlan) -> None:
-        """Let the node's plan pass the stages that others wait for; it has no virtual servers and no VIPs."""
+        """Submit the node's plan for the stages that others wait for; it has no virtual servers and no VIPs."""
         self._gate.submit(plan, SERVED, WITHDRAWN)
 
     def notice(self, events: Sequence[Event]) -> None:
@@ -200,7 +205,8 @@ class ServiceProxy(Controller):
         """Have route_fix prepare the routes of lost addresses again.
 
         A link that loses its last IPv4 address loses all its IPv4 routes. These include routes to addresses that are
-        yet to be bound, and to addresses that are wanted again before route_fix has deleted their routes.
+        yet to be bound, and to addresses that are wanted again before route_fix has deleted their routes. So while the
+        link has no IPv4 address, as at a first start, the routes of all missing addresses count as lost.
         """
         if self._lost is None:
             return
@@ -246,25 +252,25 @@ class ServiceProxy(Controller):
     WRITE_ORDER: ClassVar = (
         _Step(_prepare, (), "addresses need their link, and packets of IPv6 the sysctls"),
         _Step(_unbind, (_prepare,), "no new client comes to what is deleted next"),
-        _Step(_revoke_routes, (_unbind,), "with the last IPv4 address of a link its routes go"),
+        _Step(_revoke_routes, (_unbind,), "a link that loses its last IPv4 address loses its routes"),
         _Step(
             _write_servers,
             (_unbind, _revoke_routes),
             "a virtual server stays while its address is bound, and a new one waits for its set entries",
         ),
-        _Step(_say_served, (_write_servers,), "route_fix adds routes to what is served only"),
+        _Step(_say_served, (_write_servers,), "route_fix adds routes only to what is served"),
         _Step(
             _bind,
             (_revoke_routes, _write_servers, _say_served),
-            "a VIP goes live last: what is behind it is there, or was waited for long enough",
+            "a VIP goes live last: what is behind it is in the kernel, or was waited for long enough",
         ),
-        _Step(_say_withdrawn, (_unbind, _write_servers), "the others delete what nothing leads to any more"),
+        _Step(_say_withdrawn, (_unbind, _write_servers), "the others delete only what nothing leads to any more"),
         _Step(_end_flows, (_write_servers, _bind), "a client's next packet begins a flow to what serves now"),
     )
     """What a pass writes, in this order."""
 
     def _notice_links(self, events: Sequence[LinkEvent]) -> None:
-        """Of the link's state only the newest event counts: a link is down for a moment while it is being made."""
+        """Notice that the link was deleted, or changed by its newest event: a new link is down for a moment."""
         if any(event.gone and event.ifindex == self._interface.index for event in events):
             self._interface.lost()
             self._vips.lost_all()
@@ -273,7 +279,10 @@ class ServiceProxy(Controller):
             self.resync_soon()
 
     def _note_lost(self, addresses: Iterable[str]) -> None:
-        """Note lost addresses. Their routes may be lost too, so the next write has them prepared again first."""
+        """Note lost addresses: the next write first has their routes prepared again, which may be lost too.
+
+        Call it without addresses where the link's last IPv4 address may be lost.
+        """
         self._lost = (self._lost or set()) | set(addresses)
 
     def _has_route(self, key: ObjectKey) -> bool:
@@ -289,7 +298,7 @@ class ServiceProxy(Controller):
         return bool(owners) and not self._readiness.may_serve(owners[-1], key)
 
     def _is_served(self, plan: Revision) -> bool:
-        """Whether a plan is SERVED. Even one without virtual servers needs its set entries: they refuse packets."""
+        """Whether a plan is SERVED. A plan without virtual servers also needs its set entries: they refuse packets."""
         return self._readiness.is_ready(plan.key) or (
             self._servers.desired.is_settled(plan.key) and self._gate.has_passed(plan, ENTRIES_PREPARED)
         )
@@ -297,7 +306,8 @@ class ServiceProxy(Controller):
     def _is_withdrawn(self, plan: Revision) -> bool:
         """Whether a plan is WITHDRAWN: what it dropped is deleted, and old real servers are removed or overdue.
 
-        EARLIER_RUN is withdrawn only once all plans of the initial sync are live.
+        A new plan that has dropped nothing is WITHDRAWN before its addresses are bound. EARLIER_RUN is WITHDRAWN only
+        once all plans of the initial sync are live.
         """
         if not (self._vips.desired.has_departed(plan.key) and self._servers.desired.has_departed(plan.key)):
             return False

@@ -1,17 +1,17 @@
 """Decides what of each plan may go live, and how long the rest of it waits.
 
-Other controllers grant a plan what it needs, by saying that it has passed their stages. There are two questions:
+Other controllers grant a plan what it needs, by saying that it has passed their stages:
 
-| may | needs | waits for at most |
+| what is to be written | needs | waits for at most |
 |---|---|---|
-| a virtual server be made, or be changed so that it lets in clients | ENTRIES_PREPARED | PATIENCE |
-| so, and it is restricted (`loadBalancerSourceRanges`) | ENFORCED of its family | no limit |
-| so, and its pods answer the clients themselves | direct_return has said which pods are ready | no limit |
-| an address be bound | ENTRIES_PREPARED, ROUTES_PREPARED, the plan's virtual servers | PATIENCE |
-| so, and it has restricted ports | ENFORCED of its family | no limit |
+| a virtual server that is new, or a change of one that admits clients | ENTRIES_PREPARED | PATIENCE |
+| the same, restricted (`loadBalancerSourceRanges`) | also ENFORCED of its family | no limit |
+| the same, with pods that answer the clients themselves | also direct_return has said which are ready | no limit |
+| an address | ENTRIES_PREPARED, ROUTES_PREPARED, the plan's virtual servers | PATIENCE |
+| an address with restricted ports | also ENFORCED of its family | no limit |
 
 The Service's ClusterIP, node ports and other external IPs do not wait with a restricted port, because its source ranges
-do not apply to them. If a restricted port serves already (its restriction is new, or its rules were deleted), it gets
+do not apply to them. If a restricted port already serves (its restriction is new, or its rules were deleted), it gets
 no new real servers at first. After PATIENCE it is closed: it is planned without real servers, so that open connections
 drain and new ones are refused. A port that an earlier plan or run restricted is not closed while its rules exist.
 """
@@ -33,13 +33,13 @@ from kroute.reconcile.stage_gate import ENFORCED, ENTRIES_PREPARED, ROUTES_PREPA
 log = structlog.get_logger(__name__)
 
 PATIENCE = 5.0
-"""Seconds for which a Service's virtual servers and addresses wait for routes and set entries. Each write of any
-controller restarts the count, and so does each look at the clock at which a controller that prepares plans is in a
-pass: at the start of a large cluster every controller is busy for longer than this, and on a slow node the first rules
-take longer. So does a look that comes `LATE`: the process stood still, and no controller has had its turn."""
+"""Seconds for which a Service's virtual servers and addresses wait for routes and set entries. Three things restart the
+count: a write of any controller; a look at the clock while a controller that prepares plans is in a pass (at the start
+of a large cluster, and with the first rules on a slow node, a pass takes longer than this); and a look that comes
+`LATE` (the process stood still, and no controller has had its turn)."""
 
 LATE = 1.0
-"""Seconds after its time at which a look at the clock is late."""
+"""Seconds after the end of a wait at which a look at the clock is late."""
 
 LONGEST_PATIENCE = 60.0
 """Seconds after which a wait ends even if controllers write, for instance when the kernel refuses a set entry while
@@ -52,7 +52,7 @@ _FamilyOfService = tuple[ObjectKey, Family]
 
 
 class _Wait:
-    """A plan that waits, `since` when (None: it has not been looked at yet), and whether for long enough."""
+    """A plan that waits. `since` is when the wait began (None: with the next pass); `is_over`: it was long enough."""
 
     def __init__(self, plan: ServicePlan) -> None:
         self.plan = plan
@@ -61,21 +61,21 @@ class _Wait:
 
 
 class _Restricted(_Wait):
-    """The restricted ports of one Service in one family. `open` are those whose ranges are not known to be enforced.
+    """The restricted ports of one Service in one family. `unenforced` are those whose ranges may not be enforced.
 
-    When the wait is over, these are closed.
+    They get no edit that admits clients. When the wait is over, they are closed.
     """
 
     def __init__(self, plan: ServicePlan, ports: _Ports, before: "_Restricted | None") -> None:
         super().__init__(plan)
         self.ports = ports
-        self.open: _Ports = ports - (before.ports - before.open) if before is not None else ports
-        if before is not None and self.open:
+        self.unenforced: _Ports = ports - (before.ports - before.unenforced) if before is not None else ports
+        if before is not None and self.unenforced:
             self.since, self.is_over = before.since, before.is_over
 
 
 class Readiness:
-    """What has been granted to the newest plan of each Service. Times are seconds on the caller's clock.
+    """Knows which Services wait, and what the newest plan of each may have. Times are seconds on the caller's clock.
 
     A plan waits even when it needs no write now: it may need one later, when its last real server has drained.
     """
@@ -87,13 +87,13 @@ class Readiness:
         self._seen_pods = pods.ready
         self._waiting: dict[ObjectKey, _Wait] = {}
         self._restricted: dict[_FamilyOfService, _Restricted] = {}
-        self._open: set[_FamilyOfService] = set()
+        self._unenforced: set[_FamilyOfService] = set()
         self._tunnelled: dict[ObjectKey, ServicePlan] = {}
 
     # What is to be granted
 
     def accept(self, plan: ServicePlan) -> Mapping[VirtualServerKey, VirtualServer]:
-        """Take a new plan in; returns its virtual servers for now."""
+        """Take in a new plan; returns its virtual servers as `servers` does."""
         if plan.virtual_servers or plan.vips:
             self.add(plan)
         else:
@@ -106,15 +106,15 @@ class Readiness:
         for family in Family if restricted or self._restricted else ():
             key = (plan.key, family)
             before = self._restricted.pop(key, None)
-            self._open.discard(key)
+            self._unenforced.discard(key)
             if ports := frozenset(port for port in restricted if family_of(port.address) is family):
                 self._restricted[key] = now = _Restricted(plan, ports, before)
-                if now.open:
-                    self._open.add(key)
+                if now.unenforced:
+                    self._unenforced.add(key)
         return self.servers(plan)
 
     def add(self, plan: ServicePlan) -> None:
-        """Let a plan wait that is new or has lost an object. It continues the wait of the plan that it replaces."""
+        """Let a plan wait, because it is new or has lost an object. It continues the wait of the plan before it."""
         if (wait := self._waiting.get(plan.key)) is not None:
             wait.plan = plan
         else:
@@ -125,36 +125,36 @@ class Readiness:
         self._waiting.pop(key, None)
 
     def servers(self, plan: ServicePlan) -> Mapping[VirtualServerKey, VirtualServer]:
-        """The plan's virtual servers, those of closed ports without real servers, and no pod that is not ready."""
+        """The plan's virtual servers as they may be now: closed ports without real servers, and no unready pods."""
         servers = {server.key: server for server in plan.virtual_servers}
         for family in Family if self._restricted else ():
             restricted = self._restricted.get((plan.key, family))
             if restricted is not None and restricted.is_over:
-                closed = {key: servers[key] for key in restricted.open & servers.keys()}
+                closed = {key: servers[key] for key in restricted.unenforced & servers.keys()}
                 servers |= {key: msgspec.structs.replace(one, real_servers=()) for key, one in closed.items()}
         return self._pods.served(plan, servers) if plan.tunnel_ends else servers
 
     # The course of time
 
     def look(self, now: float) -> list[ServicePlan]:
-        """Find waits that are over, and what was granted or revoked; call this before what depends on it is written.
+        """Find the waits that are over, and what was granted or revoked; call this at the beginning of a write.
 
-        Returns the plans whose `servers` are others by that.
+        Returns the plans whose `servers` have changed by that.
         """
         self._look_at_clock(now)
         changed: list[ServicePlan] = []
         for family, stage in ENFORCED.items() if self._restricted else ():
             for owner in self._gate.take_revoked(stage):
                 if (restricted := self._restricted.get((owner, family))) is not None:
-                    restricted.open = restricted.ports
-                    self._open.add((owner, family))
+                    restricted.unenforced = restricted.ports
+                    self._unenforced.add((owner, family))
                     if restricted.is_over:
                         changed.append(restricted.plan)
-        for key in list(self._open):
+        for key in list(self._unenforced):
             if self._update(self._restricted[key], key[1], now):
                 changed.append(self._restricted[key].plan)
-            if not self._restricted[key].open:
-                self._open.discard(key)
+            if not self._restricted[key].unenforced:
+                self._unenforced.discard(key)
         if self._pods.ready is not self._seen_pods:
             changed += self._affected_by_pods()
         return changed
@@ -169,8 +169,11 @@ class Readiness:
             for wait in self._waiting.values():
                 wait.is_over = wait.is_over or (wait.since is not None and now >= self._due(wait.since))
 
-    async def settle(self, is_served: Callable[[ObjectKey], bool], now: float) -> None:
-        """End the wait of Services that are ready, and, with a warning, of those that were waited for long enough."""
+    async def settle(self, are_servers_right: Callable[[ObjectKey], bool], now: float) -> None:
+        """Begin new waits, and end those of Services that are ready or, with a warning, have waited for long enough.
+
+        `are_servers_right` says whether the kernel has all virtual servers of a Service.
+        """
         if not self._waiting:
             return
         late: list[ObjectKey] = []
@@ -178,7 +181,7 @@ class Readiness:
             if number:
                 await asyncio.sleep(0)
             for key, wait in waiting:
-                if self._gate.has_passed(wait.plan, ROUTES_PREPARED, ENTRIES_PREPARED) and is_served(key):
+                if self._gate.has_passed(wait.plan, ROUTES_PREPARED, ENTRIES_PREPARED) and are_servers_right(key):
                     self.forget(key)
                 elif wait.is_over:
                     late.append(key)
@@ -191,7 +194,7 @@ class Readiness:
     def next_due(self) -> float | None:
         """When the next wait will have been long enough; None if none waits."""
         due = self._next_overdue()
-        for key in self._open:
+        for key in self._unenforced:
             restricted = self._restricted[key]
             if restricted.since is not None and not restricted.is_over:
                 closing = self._due(restricted.since)
@@ -205,7 +208,7 @@ class Readiness:
         if self._pods.ready is None and (plan := self._tunnelled.get(owner)) and key.address in plan.direct_vips:
             return False
         restricted = self._restricted.get((owner, family_of(key.address))) if self._restricted else None
-        if restricted is not None and key in restricted.open and not restricted.is_over:
+        if restricted is not None and key in restricted.unenforced and not restricted.is_over:
             return False
         wait = self._waiting.get(owner)
         return wait is None or wait.is_over or self._gate.has_passed(wait.plan, ENTRIES_PREPARED)
@@ -215,10 +218,10 @@ class Readiness:
         if owner in self._waiting:
             return False
         key = (owner, family_of(address))
-        return key not in self._open or all(port.address != address for port in self._restricted[key].open)
+        return key not in self._unenforced or all(port.address != address for port in self._restricted[key].unenforced)
 
     def is_ready(self, key: ObjectKey) -> bool:
-        """Whether everything that other controllers prepare for the Service is there, or was waited for long enough."""
+        """Whether the Service has all that its addresses wait for, or has waited for long enough."""
         return key not in self._waiting
 
     def waits_for(self, revisions: Iterable[Revision]) -> bool:
@@ -231,10 +234,10 @@ class Readiness:
         return not self._waiting
 
     def _update(self, restricted: _Restricted, family: Family, now: float) -> bool:
-        """Open or close the ports; returns whether that changed."""
+        """Find whether the source ranges are enforced by now; returns whether that closes or opens the ports."""
         was_closed = restricted.is_over
         if self._gate.has_passed(restricted.plan, ENFORCED[family]):
-            restricted.open, restricted.since, restricted.is_over = frozenset(), None, False
+            restricted.unenforced, restricted.since, restricted.is_over = frozenset(), None, False
             if was_closed:
                 ports = sorted(map(str, restricted.ports))
                 log.info("source_ranges.enforced", service=str(restricted.plan.key), ports=ports)
@@ -242,11 +245,11 @@ class Readiness:
         restricted.since = now if restricted.since is None else restricted.since
         restricted.is_over = was_closed or now >= self._due(restricted.since)
         if restricted.is_over and not was_closed:
-            self._report(restricted.plan.key, _problem(restricted.open))
+            self._report(restricted.plan.key, _problem(restricted.unenforced))
         return restricted.is_over is not was_closed
 
     def _affected_by_pods(self) -> list[ServicePlan]:
-        """The plans of which a pod is ready since the last look, or no longer."""
+        """The plans with a pod that has become ready, or is no longer ready, since the last look."""
         before, self._seen_pods = self._seen_pods, self._pods.ready
         plans = self._tunnelled.values()
         if before is None or self._seen_pods is None:
@@ -261,7 +264,7 @@ class Readiness:
         return None if since is None else self._due(since)
 
     def _due(self, since: float) -> float:
-        """When what began to wait at `since` has waited for long enough."""
+        """When a wait that began at `since` is long enough."""
         return min(max(since, self._gate.progress) + PATIENCE, since + LONGEST_PATIENCE)
 
 

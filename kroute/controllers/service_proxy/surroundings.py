@@ -1,6 +1,6 @@
 """What must be right before anything is served: the link of the VIPs, the ledger, the sysctls and the IPVS timeouts.
 
-They are repaired wherever a difference is found, and in no order with what plans want.
+All of them are repaired as soon as a difference is found. They wait for no plan and for no stage.
 """
 
 import os
@@ -32,16 +32,16 @@ class Surroundings:
         self._timeouts = Timeouts(kernel.ipvs, ledger, settings.ipvs_timeouts)
         self._serves_ipv6 = False
         self.are_sysctls_due = False
-        self._is_owner_settled = False
+        self._has_decided = False
 
     def serve_ipv6(self) -> None:
-        """Have the sysctls of IPv6 set by the next `prepare_for_writes`, if they are not."""
+        """Let the next `prepare_for_writes` set the sysctls of IPv6, unless they are set already."""
         if not self._serves_ipv6:
             self._serves_ipv6 = self.are_sysctls_due = True
 
     async def ensure(self) -> list[str]:
         """Repair all of them; returns what was wrong, one sentence each."""
-        await self._settle_owner()
+        await self._decide_what_is_ours()
         wrong = await self.interface.ensure()
         if not wrong and self._ledger.restore():
             wrong = [f"the ledger {self._ledger.path} was missing"]
@@ -55,13 +55,13 @@ class Surroundings:
         return wrong
 
     async def cleanup(self, report: CleanupReport) -> list[VirtualServerKey]:
-        """Unbind our addresses, then delete our virtual servers; returns those of the ledger that are gone.
+        """Unbind our addresses, then delete our virtual servers; returns the virtual servers that are gone.
 
         The last that was made is deleted first. IPVS keeps deleted real servers for two minutes in a list, the newest
         on top, and searches it for each one that is added (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_trash_get_dest). So an
         agent that is installed again, and makes everything in the same order, finds each on top.
         """
-        await self._settle_owner()
+        await self._decide_what_is_ours()
         bound = await self._kernel.addresses.read(self.interface.name)
         servers = list(self._ledger.virtual_servers)[::-1]
         if not self.interface.is_ours:
@@ -76,7 +76,7 @@ class Surroundings:
         return [key for key in servers if key not in left]
 
     async def restore(self, report: CleanupReport) -> None:
-        """Give the timeouts and sysctls their first values back."""
+        """Set the timeouts and sysctls to the values that they had before kroute."""
         with report.step("IPVS timeouts"):
             await self._timeouts.restore(report)
         self._sysctls.restore(report)
@@ -86,13 +86,13 @@ class Surroundings:
         circumstances = Circumstances(self._kernel.version, self._serves_ipv6, self._settings.strict_arp)
         return self._sysctls.ensure(circumstances)
 
-    async def _settle_owner(self) -> None:
+    async def _decide_what_is_ours(self) -> None:
         """Decide once which virtual servers and links of an earlier run are ours, and record that in the ledger.
 
-        What the ledger names is ours. Without a whole ledger, virtual servers on the interface's addresses are too. In
-        the networks that are excluded from a clean-up, a virtual server is ours only if the ledger names it.
+        What the ledger names is ours. Without a whole ledger, so are the link and the virtual servers on its addresses.
+        In networks that are excluded from a clean-up, a virtual server is ours only if the ledger names it.
         """
-        if self._is_owner_settled:
+        if self._has_decided:
             return
         ledger, name = self._ledger, self.interface.name
         links = {name} if await self.interface.exists() else set()
@@ -106,4 +106,4 @@ class Surroundings:
             ours += [planned_key(key) for key in found if key[1] in bound and not exclusion.covers(key[1])]
         if ledger.exists or ours or links:
             ledger.adopt(ours, links)
-        self._is_owner_settled = True
+        self._has_decided = True

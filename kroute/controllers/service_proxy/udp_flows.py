@@ -1,13 +1,15 @@
 """The part of service_proxy that deletes stale UDP flows from conntrack.
 
-With net.ipv4.vs.conntrack, IPVS leaves a conntrack entry for every flow. A UDP client that keeps its socket stays with
-its entry for as long as it sends. If the entry was made while the virtual server did not exist or the address was not
-bound, the client is not masqueraded, and replies are translated to a wrong port: the client is never served. So kroute
-deletes the entries whose real server does not serve, also when an address was bound, and the client's next packet
-begins a new flow. TCP and SCTP clients notice the failure and reconnect, so their entries are never deleted.
+With net.ipv4.vs.conntrack, IPVS leaves a conntrack entry for every flow. The packets of a UDP client that keeps its
+socket belong to the same entry for as long as the client sends. If the entry was made while the virtual server did not
+exist or the address was not bound, the client is not masqueraded, and replies are translated to a wrong port: the
+client is never served. So kroute deletes the entries whose real server does not serve, also after it has bound an
+address, and the client's next packet begins a new flow. TCP and SCTP clients notice the failure and reconnect, so their
+entries are never deleted.
 
-IPVS deletes its own entries of a deleted real server, and conntrack's with them (net.ipv4.vs.expire_nodest_conn). Only
-entries that another proxy has made are left then; where this sysctl cannot be set, all of them are.
+When a real server is deleted, IPVS deletes its own entries of that server, and conntrack's with them
+(net.ipv4.vs.expire_nodest_conn). Then only entries that another proxy has made are left. Where this sysctl cannot be
+set, all entries are left.
 """
 
 from collections import Counter
@@ -36,7 +38,7 @@ Serving = Callable[[VirtualServerKey], Collection[Endpoint]]
 LEAST_PAUSE = 0.5
 """Seconds between two looks at least. IPVS needs as long to end its own connections."""
 PAUSE_FOR_WORK = 10
-"""The least pause in multiples of the processor time that the last look took: looks take a tenth of a processor."""
+"""The least pause, as a multiple of the processor time that the last look took: looks take a tenth of a processor."""
 _LOOK = "look"
 """The key under which a failed dump or deletion is retried."""
 
@@ -44,7 +46,7 @@ _LOOK = "look"
 class UdpFlows:
     """Deletes the UDP flows whose real server no longer serves. It reads conntrack only when there may be some.
 
-    Pass only virtual servers of kroute's: every flow to a suspected one without real servers is deleted.
+    Pass only virtual servers that are kroute's: every flow to a suspect that has no real servers is deleted.
     """
 
     def __init__(self, status: PassStatus, conntrack: ConntrackClient) -> None:
@@ -68,18 +70,18 @@ class UdpFlows:
         return bool(self._suspects) and now >= self._may_look and not self._retries.is_waiting(_LOOK, now)
 
     def next_due(self) -> float | None:
-        """When, on the controller's clock, to look for what is suspect; None if nothing is."""
+        """When, on the controller's clock, the next look for stale flows is due; None without suspects."""
         if not self._suspects:
             return None
         retry = self._retries.next_due()
         return self._may_look if retry is None else max(retry, self._may_look)
 
     async def end_stale(self, serving: Serving) -> None:
-        """If it is due, delete the suspects' flows whose real server is not among `serving`.
+        """If a look is due, delete the suspects' flows whose real server is not among `serving`.
 
-        The first look is due at once, the next one after a pause, so that edits without end cost a share of a processor
-        only. Call it after IPVS was written; it calls `serving` after the dump. It raises no KernelError: a failure is
-        logged once and tried again with a backoff.
+        The first look is due at once, the next one after a pause, so that endless edits cost only a share of a
+        processor. Call this after IPVS was written; it calls `serving` after the dump. It raises no KernelError: a
+        failure is logged once and tried again with a backoff.
         """
         if not (self._suspects and self.is_due):
             return
@@ -175,7 +177,7 @@ def _virtual_server(flow: Flow) -> VirtualServerKey:
 
 
 def _real_server(flow: Flow) -> Endpoint:
-    """Who replies. It is the virtual server's own address if IPVS did not handle the flow's first packet."""
+    """The endpoint that replies. It is the virtual server's own if IPVS did not handle the flow's first packet."""
     return flow.reply_source, flow.reply_source_port
 
 

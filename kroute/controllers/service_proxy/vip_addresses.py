@@ -1,7 +1,7 @@
 """The part of service_proxy that owns the VIPs on the dummy interface.
 
 An address is bound last, when a Service that wants it is ready (the caller says which are), and unbound first. An
-address that somebody else has unbound is bound again in the same order as a new one.
+address that another program has unbound is bound again in the same order as a new one.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,9 +71,10 @@ class VipAddresses:
     async def _bound(self) -> set[str]:
         """The bound addresses.
 
-        The kernel lists the addresses of one link by their position, and does not report that they have changed
-        meanwhile: whoever deletes the first ones pushes as many others out of the list. So what is missing is looked
-        for again, until a list has nothing new. A monitor reports what is deleted between two lists.
+        The kernel lists the addresses of a link by their position, and does not report that they have changed
+        meanwhile: when the first ones are deleted, as many others are missing in the list. So while an applied address
+        is missing, the list is read again, until it has nothing new. A monitor reports what is deleted between two
+        lists.
         """
         found = await self._addresses.read(self._interface.name)
         while self.desired.applied.keys() - found:
@@ -94,7 +95,7 @@ class VipAddresses:
         return [delta.key for delta in await self.desired.all_pending() if delta.applied is None]
 
     async def unbind(self) -> list[str]:
-        """Unbind the addresses that nobody wants; returns those that were unbound."""
+        """Unbind the addresses that no plan wants; returns those that were unbound."""
         if not (unwanted := self.desired.unwanted()):
             return []
         gone: list[AddressChange] = []
@@ -119,7 +120,8 @@ class VipAddresses:
         bound: list[AddressChange] = []
         waiting = self._status.waiting()
         async for batch in sliced(await self.missing()):
-            changes = [self._binding(it, has_route) for it in batch if it not in waiting and is_free(it)]
+            free = [address for address in batch if address not in waiting and is_free(address)]
+            changes = [self._binding(address, has_route) for address in free]
             if changes:
                 bound += await self._writer.write(changes, self._send, harmless={EEXIST})
         return [change.address for change in bound]
