@@ -15,9 +15,9 @@ Servers = Mapping[VirtualServerKey, VirtualServer]
 
 
 class PreparedPods:
-    """Shared by direct_return, which says who is ready, and service_proxy, which asks. Each call is atomic.
+    """Shared by direct_return, which says which pods are ready, and service_proxy, which asks. Each call is atomic.
 
-    `ready` is None as long as nobody has said who is ready.
+    `ready` is None as long as direct_return has not said which are ready.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class PreparedPods:
     def served(self, plan: ServicePlan, servers: Servers) -> Servers:
         """These virtual servers of a plan without the real servers that are not ready.
 
-        As long as nobody has said who is ready, it is all of them: after a restart they serve already.
+        As long as direct_return has not said which are ready, it is all of them: after a restart they serve already.
         """
         unready = set(plan.tunnel_ends) - self.ready if self.ready is not None else ()
         if not unready:

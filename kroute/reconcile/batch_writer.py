@@ -54,7 +54,10 @@ class BatchWriter(Generic[C, K]):
         One refused with an errno in `harmless` counts as accepted: the kernel was as desired already.
         """
         failures = await send(changes)
-        return self.settle(changes, {self._key_of(it.change): str(it) for it in failures if it.errno not in harmless})
+        return self.settle(
+            changes,
+            {self._key_of(failure.change): str(failure) for failure in failures if failure.errno not in harmless},
+        )
 
     def settle(self, changes: Sequence[C], refusals: Mapping[K, str]) -> list[C]:
         """Do what follows a write; returns the changes that the kernel has accepted.

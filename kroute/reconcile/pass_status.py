@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 DENIALS = frozenset({EPERM, EACCES})
-"""The error numbers with which the kernel denies a call for want of a privilege."""
+"""The error numbers with which the kernel denies a call because a privilege is missing."""
 
 PASS_BOUNDS = tuple(0.001 * 2**exponent for exponent in range(15))
 """Bounds in seconds, the same as those of kube-proxy's sync histogram (pkg/proxy/metrics/metrics.go)."""
@@ -36,13 +36,13 @@ Report = Callable[[ObjectKey, Problem], None]
 class ControllerStatistics(msgspec.Struct):
     """Counters of one controller since its start.
 
-    `waiting` is how many objects failed and wait for another attempt. `denied` counts failures for want of a privilege.
-    `resyncs` counts complete scans of the kernel, `looks` those looks that found no reason for one. The last resync
-    took `resync_cost` seconds of processor time; if nothing asks for one before, the next comes `resync_pause` seconds
-    after it. `digests`, `digest_cost` and `digest_pause` say the same of the digests that looks and resyncs take.
-    `last_resync` is the Unix time of the last scan, `last_look` that of the last look or scan, `last_success` that of
-    the last pass that did not fail as a whole; 0 for none. `failing_for` is for how many seconds every pass has failed,
-    the last one with `last_error`. `busy_for` is for how many seconds the current pass has been running.
+    `waiting` is how many objects failed and wait for another attempt. `denied` counts failures because a privilege is
+    missing. `resyncs` counts complete scans of the kernel, `looks` those looks that found no reason for one. The last
+    resync took `resync_cost` seconds of processor time; if nothing asks for one before, the next comes `resync_pause`
+    seconds after it. `digests`, `digest_cost` and `digest_pause` say the same of the digests that looks and resyncs
+    take. `last_resync` is the Unix time of the last scan, `last_look` that of the last look or scan, `last_success`
+    that of the last pass that did not fail as a whole; 0 for none. `failing_for` is for how many seconds every pass has
+    failed, the last one with `last_error`. `busy_for` is for how many seconds the current pass has been running.
     """
 
     writes: int = 0

@@ -3,7 +3,8 @@
 A look is cheap, and happens every period. A resync is as expensive as the kernel's state is large. So it waits until it
 costs no more than the controller's share of a processor, and a quarter of it while no drift was ever found, unless
 there is a reason for it: the caller then makes it at once. After one that found drift the next is a period away,
-because who has written once may write again. Each that finds none doubles the pause, up to what the share allows.
+because a program that has written once may write again. Each that finds none doubles the pause, up to what the share
+allows.
 
 A digest (`kroute.kernel.digest`) finds what the kernel has not reported. It costs as much as the kernel needs for the
 listing, so it is due at every fourth look, or more rarely if that would cost more than its share, but at the fortieth
@@ -24,12 +25,12 @@ from kroute.reconcile.pass_status import ControllerStatistics
 T = TypeVar("T")
 
 LONGEST_PAUSE = 3600.0
-"""The most seconds between two resyncs of who has ever found drift, whatever they cost."""
+"""The most seconds between two resyncs of a controller that has found drift before, whatever they cost."""
 LONGEST_UNDISTURBED = 86400.0
-"""The same of who has never found any: by then what no look can see is found."""
+"""The same of one that has never found any: by then what no look can see is found."""
 
 UNDISTURBED = 1 / 4
-"""The part of its share that the resyncs take of who has never found any drift."""
+"""The part of its share that the resyncs of a controller take that has never found any drift."""
 
 LEAST_LOOKS, MOST_LOOKS = 4, 40
 """From one digest to the next one."""
@@ -186,7 +187,7 @@ class Pace:
 class Alarm:
     """Sets `event` when it is time, by `clock`, which returns seconds and never goes back.
 
-    A timer stays when the time moves away, and is set anew when it has gone off too early. So a time that is moved
+    A timer stays when the time moves away, and is set again when it has gone off too early. So a time that is moved
     often, as by each pass of a controller, costs neither a timer nor a reading of the clock.
     """
 

@@ -205,10 +205,10 @@ class StagedController(Controller, Generic[K, V]):
         while due:
             keys, is_any_complete = due.take(size)
             began, waiting = time.monotonic(), self.status.waiting()
-            found = [it for it in self.desired.deltas(keys) if it.key not in waiting]
-            deltas = [it for it in found if self.may_write(it)]
+            found = [delta for delta in self.desired.deltas(keys) if delta.key not in waiting]
+            deltas = [delta for delta in found if self.may_write(delta)]
             if len(deltas) < len(found):
-                self._put_back(due, {it.key for it in found}, {it.key for it in deltas})
+                self._put_back(due, {delta.key for delta in found}, {delta.key for delta in deltas})
             if deltas:
                 if self._writer.settle(deltas, await self.apply(deltas)):
                     self.gate.proceed(self.clock())

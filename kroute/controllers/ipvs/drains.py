@@ -99,7 +99,9 @@ class Drains:
 
     async def read(self, ipvs: VirtualServerTable, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         """The real servers of these virtual servers: of IPv4 without a dump, unless a draining one is of IPv6."""
-        ipv4 = [key for key in keys if ":" not in key.address and not any(":" in it for it, _ in self.of(key))]
+        ipv4 = [
+            key for key in keys if ":" not in key.address and not any(":" in address for address, _ in self.of(key))
+        ]
         if not ipv4:
             return await ipvs.real_servers(keys)
         try:

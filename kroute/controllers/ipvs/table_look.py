@@ -181,7 +181,7 @@ class TableLook:
         for turn in chain(repeat(ipv6, LEAST_OF_IPV6 // READ_TOGETHER), cycle((ipv6, ipv6, ipv6, ipv4))):
             if turn:
                 keys = turn[-READ_TOGETHER:]
-                del turn[-READ_TOGETHER:]  # not after `yield`: who has enough never comes back to there
+                del turn[-READ_TOGETHER:]  # not after `yield`: a caller that has enough never comes back to there
                 yield keys
             elif not (ipv6 or ipv4):
                 return

@@ -150,7 +150,7 @@ class VirtualServers:
         """Write the deltas, and end drains.
 
         A virtual server that nobody wants stays while its address `is_leaving`. One that `is_held` is changed only if
-        it gives packets no new way; it is not even deleted for want of real servers.
+        it gives packets no new way; it is not even deleted because it has no real servers.
         """
         await self._ask_again_for_schedulers()
         now = self._status.clock()
@@ -205,7 +205,7 @@ class VirtualServers:
         moved = {(key, real_server) for key, one in edits.items() for real_server in one.moved}
         if losing := [key for key, one in edits.items() if one.takes_away]:
             self._suspect(losing)
-        failures = [it for it in await self._order.write(changes, moved) if not is_absent(it)]
+        failures = [failure for failure in await self._order.write(changes, moved) if not is_absent(failure)]
         # A virtual server's first refusal is the cause of its later ones, so report that one.
         refusals: dict[KernelKey, str] = {
             planned_key(failure.change.key): str(failure) for failure in reversed(failures)
@@ -356,4 +356,4 @@ class _ForeignServers:
 
 def _size(delta: Delta[VirtualServerKey, VirtualServer]) -> int:
     """How many real servers it concerns."""
-    return max(len(it.real_servers) if it is not None else 0 for it in (delta.applied, delta.desired))
+    return max(len(server.real_servers) if server is not None else 0 for server in (delta.applied, delta.desired))

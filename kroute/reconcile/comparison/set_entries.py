@@ -43,7 +43,7 @@ def text(entry: SetEntry) -> str:
 
 def _is_covered(entry: SetEntry, by: Iterable[SetEntry]) -> bool:
     return entry.set is AddressSet.POD_NETWORK and any(
-        it.set is entry.set and _is_within(str(entry.element[0]), str(it.element[0])) for it in by
+        other.set is entry.set and _is_within(str(entry.element[0]), str(other.element[0])) for other in by
     )
 
 

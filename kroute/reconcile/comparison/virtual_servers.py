@@ -67,7 +67,7 @@ def missing_real_servers(
     desired: Iterable[RealServer], applied: Mapping[RealServerKey, RealServerState]
 ) -> list[RealServer]:
     """The desired real servers that the kernel does not have, in the order of the plan."""
-    return [it for it in desired if (it.address, it.port) not in applied]
+    return [server for server in desired if (server.address, server.port) not in applied]
 
 
 class RealServerCounts(NamedTuple):
@@ -83,7 +83,7 @@ def count_real_servers(
 ) -> RealServerCounts:
     """Count the conditions. This is quicker than asking one by one, for a scan of 100,000 real servers."""
     draining = sum(1 for real in applied.values() if not real.weight)
-    present = sum((it.address, it.port) in applied for it in desired)
+    present = sum((server.address, server.port) in applied for server in desired)
     return RealServerCounts(len(applied) - draining, draining, len(desired) - present)
 
 
@@ -91,7 +91,7 @@ def count_ejected(desired: VirtualServer, applied: Mapping[RealServerKey, RealSe
     """How many of those that `count_real_servers` counts as draining are ejected."""
     if desired.ejection is None:
         return 0
-    present = ((it.weight, applied.get((it.address, it.port))) for it in desired.real_servers)
+    present = ((server.weight, applied.get((server.address, server.port))) for server in desired.real_servers)
     return sum(real is not None and is_ejected(desired, weight, real.weight) for weight, real in present)
 
 
@@ -129,7 +129,7 @@ def in_terms_of_plans(
     If the scheduler goes by their order, they are in the order of their addition.
     """
     options = applied.options
-    is_tunnelled = any(it.method == TUNNEL for key, it in applied.real_servers.items() if key not in draining)
+    is_tunnelled = any(real.method == TUNNEL for key, real in applied.real_servers.items() if key not in draining)
     wrong = _WRONG_METHODS[is_tunnelled]
     real_servers = [
         RealServer(*key, real.weight if real.method not in wrong else WRONG_METHOD)
@@ -184,7 +184,7 @@ def is_in_order(applied: Mapping[RealServerKey, RealServerState], desired: Virtu
     """Whether those desired real servers that the kernel has were added in the plan's order."""
     planned = [(address, port) for address, port, _ in desired.real_servers if (address, port) in applied]
     there = set(planned)
-    return [it for it in in_order_of_addition(applied) if it in there] == planned
+    return [server for server in in_order_of_addition(applied) if server in there] == planned
 
 
 def is_climbing(desired: VirtualServer, planned: int, applied: int) -> bool:
@@ -279,7 +279,7 @@ def _differing_options(key: VirtualServerKey, wanted: VirtualServer | None, appl
 def _differing_real_servers(
     wanted: VirtualServer | None, applied: Mapping[RealServerKey, RealServerState]
 ) -> list[str]:
-    weights = {(it.address, it.port): it.weight for it in wanted.real_servers} if wanted else {}
+    weights = {(server.address, server.port): server.weight for server in wanted.real_servers} if wanted else {}
     found = [f"real server {address}:{port} is missing" for address, port in sorted(weights.keys() - applied.keys())]
     found += [
         f"real server {address}:{port} has weight {applied[address, port].weight}, not {weight}"
@@ -302,7 +302,8 @@ def method_of(server: VirtualServer) -> str:
 
 def _differing_methods(wanted: VirtualServer, applied: Mapping[RealServerKey, RealServerState]) -> list[str]:
     """A sentence for each real server of a plan that is forwarded to in another way."""
-    wrong, planned = _WRONG_METHODS[wanted.is_tunnelled], {(it.address, it.port) for it in wanted.real_servers}
+    wrong = _WRONG_METHODS[wanted.is_tunnelled]
+    planned = {(server.address, server.port) for server in wanted.real_servers}
     return [
         f"real server {address}:{port} is forwarded to by {applied[address, port].method}, not {method_of(wanted)}"
         for address, port in sorted(planned & applied.keys())
