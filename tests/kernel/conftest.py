@@ -1,17 +1,21 @@
 """Each lab test runs in its own network namespace, so that nothing of it is left over."""
 
 import ctypes
+import fcntl
 import os
 import socket
+import struct
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from kroute.kernel import modules
-from tests.kernel.nodes import RealNode, run
+from tests.kernel.nodes import RealNode
 from tests.lab.firewall import has_legacy
 
 CLONE_NEWNET = 0x40000000
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+"""linux/sockios.h and linux/if.h."""
 LEGACY_MODULES = (
     "ip_set_hash_ip",
     "ip_set_hash_net",
@@ -31,6 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", r"ignore:unclosed file <_io.BufferedReader name=\d+>:ResourceWarning")
 
 
+def set_up(interface: str) -> None:
+    """Set an interface up, without a process: each test does."""
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", interface.encode(), IFF_UP))
+
+
 @pytest.fixture
 def namespace() -> Iterator[None]:
     """A new network namespace with lo up, for the test's thread and the processes that it starts."""
@@ -39,7 +49,7 @@ def namespace() -> Iterator[None]:
     try:
         if libc.unshare(CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "unshare")
-        run("ip link set lo up")
+        set_up("lo")
         yield
     finally:
         libc.setns(origin, CLONE_NEWNET)

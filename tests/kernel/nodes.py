@@ -49,11 +49,17 @@ FLOW_TIMEOUT = 300
 """Seconds."""
 
 
-def run(command: str) -> str:
+def run(command: str, stdin: str = "") -> str:
     """Run a command in the test's namespace and return its output."""
-    finished = subprocess.run(shlex.split(command), check=False, capture_output=True, text=True)
+    finished = subprocess.run(shlex.split(command), check=False, capture_output=True, text=True, input=stdin)
     assert finished.returncode == 0, f"{command}: {finished.stderr}"
     return finished.stdout
+
+
+def uplink(*addresses: str) -> None:
+    """Make e0, the interface of the node, with these addresses. One process does it: most tests begin with it."""
+    lines = ["link add e0 type dummy", "link set e0 addrgenmode none up"]
+    run("ip -batch -", "\n".join([*lines, *(f"address add {address} dev e0" for address in addresses)]))
 
 
 class RealNode:
@@ -71,10 +77,7 @@ class RealNode:
         one_each = (self.links, self.addresses, self.routes, self.ipvs, self.ipset, self.conntrack)
         for client in (*one_each, self.nftables, self.other_nftables):
             await self._stack.enter_async_context(client)
-        run("ip link add e0 type dummy")
-        run("ip link set e0 addrgenmode none up")
-        for address in (f"{NODE_IP}/24", f"{OTHER_NODE_IP}/24", f"{NODE_IP6}/64 nodad", f"{OTHER_NODE_IP6}/64 nodad"):
-            self.add_address("e0", address)
+        uplink(f"{NODE_IP}/24", f"{OTHER_NODE_IP}/24", f"{NODE_IP6}/64 nodad", f"{OTHER_NODE_IP6}/64 nodad")
         await self.links.create_dummy("d0")
 
     async def close(self) -> None:

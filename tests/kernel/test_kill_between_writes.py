@@ -31,7 +31,7 @@ from kroute.reconcile.ledger import Ledger
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
 from tests.kernel.conftest import MODULES
-from tests.kernel.nodes import HANG, NODE_IP, NODE_IP6, run
+from tests.kernel.nodes import HANG, NODE_IP, NODE_IP6, run, uplink
 from tests.kernel.test_warm_restart import snapshot
 from tests.lab.firewall import backend
 from tests.lab.thoroughness import drawn, is_thorough, seed
@@ -193,10 +193,7 @@ async def load() -> None:
 
 def prepare_namespace() -> None:
     asyncio.run(load())
-    run("ip link add e0 type dummy")
-    run("ip link set e0 addrgenmode none up")
-    for address in (f"{NODE_IP}/24", f"{NODE_IP6}/64 nodad", "192.168.9.200/24"):
-        run(f"ip addr add {address} dev e0")
+    uplink(f"{NODE_IP}/24", f"{NODE_IP6}/64 nodad", "192.168.9.200/24")
     for foreign in FOREIGN:
         run(f"ipvsadm -A -t {foreign} -s wlc")
         run(f"ipvsadm -a -t {foreign} -r 192.168.9.7:80 -m")
