@@ -14,6 +14,11 @@ QUICK = 10
 """The same in `make unit`."""
 
 
+def is_quick() -> bool:
+    """Whether the profile shows fewer examples than all."""
+    return settings.default.max_examples < ALL
+
+
 def examples(count: int, **other: Any) -> settings:
     """Settings with that many examples, or the chosen profile's share of it; `other` are more settings."""
     share = settings.default.max_examples / ALL

@@ -8,10 +8,11 @@ from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kroute.model.plan import AddressSet, ServicePlan, SetEntry, TunnelEnd
+from tests.examples import examples
 from tests.unit.fake_node import FakeNode, plan, server
 
 VIPS = {"web": "198.51.100.7", "api": "2001:db8::7"}
@@ -99,7 +100,7 @@ async def live(node: FakeNode, wishes: Sequence[tuple[Wish, list[int], str]]) ->
     return newest
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(HISTORIES, st.permutations(range(4)))
 async def test_any_history_ends_as_a_new_node_does_and_a_restart_changes_nothing(
     wishes: Sequence[tuple[Wish, list[int], str]], order: list[int]

@@ -18,6 +18,7 @@ from kroute.planning.features import ANNOTATIONS
 from kroute.planning.weight_facts import PAUSE
 from tests.builders import LISTED_WITH_PODS, NODE, NODE_IPV4, endpoint, endpoint_slice, facts, node, pod, port, service
 from tests.builders import settings as settings_with
+from tests.examples import is_quick
 
 NODES = 1000
 ZONES = 7
@@ -48,7 +49,10 @@ TOGETHER = [
     {"kroute.io/weights", "kroute.io/locality", "kroute.io/scheduler"},
     AT_ITS_LIMITS.keys() - {"kroute.io/scheduler"},
 ]
-SIZES = {"many ports": (2500, 20), "as many of both": (50, 1000), "many endpoints": (5, 10_000)}
+SIZES = {"as many of both": (50, 1000), "many ports": (2500, 20), "many endpoints": (5, 10_000)}
+"""Ports and endpoints."""
+NAMES_OF_SIZES = [*SIZES][: 1 if is_quick() else None]
+"""`make unit` has the first size only."""
 
 
 def named(number: int) -> str:
@@ -142,9 +146,9 @@ def unit() -> Iterator[float]:
     gc.enable()
 
 
-@pytest.fixture(scope="module", params=SIZES.values(), ids=SIZES.keys())
+@pytest.fixture(scope="module", params=NAMES_OF_SIZES)
 def cluster(request: pytest.FixtureRequest, unit: float) -> Cluster:
-    return Cluster(*request.param, unit)
+    return Cluster(*SIZES[request.param], unit)
 
 
 def test_every_annotation_is_here() -> None:
