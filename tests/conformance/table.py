@@ -20,7 +20,7 @@ _HEAD = """# Conformance
 The end-to-end tests of Kubernetes 1.36 for Services (`test/e2e/network`), row by row. Each that concerns a service
 proxy is a test in `tests/conformance/`: packets between the pods, nodes and clients of a cluster in network namespaces,
 in both address families. The number behind a file's name is the line of the test there. `make conformance` runs the
-tests and writes this page from their results.
+tests and writes this page from their results; `make nightly`, which runs them among all others, writes it, too.
 """
 _RUN = """
 | the run | |
@@ -28,6 +28,7 @@ _RUN = """
 | commit | {commit} |
 | date | {date} |
 | kernel | {kernel} |
+| by | {by} |
 """
 
 
@@ -39,19 +40,20 @@ class Result(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Where results come from: the commit, the day (UTC), and the kernels with what fed their tests."""
+    """Where results come from: the commit, the day (UTC), the kernels with what fed their tests, and the target."""
 
     commit: str
     date: str
     kernel: str
+    by: str
 
     @classmethod
-    def here(cls, kernels: Iterable[str]) -> Self:
+    def here(cls, kernels: Iterable[str], by: str) -> Self:
         """The run that ends now, in this clone."""
         commit = _git("rev-parse", "--short=12", "HEAD")
         changed = [line for line in _git("status", "--porcelain").splitlines() if not line.endswith(PAGE.name)]
         date = datetime.now(UTC).strftime("%Y-%m-%d")
-        return cls(f"{commit} with uncommitted changes" if changed else commit, date, "; ".join(kernels))
+        return cls(f"{commit} with uncommitted changes" if changed else commit, date, "; ".join(kernels), by)
 
     @classmethod
     def of(cls, text: str) -> Self:

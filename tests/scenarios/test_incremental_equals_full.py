@@ -21,10 +21,10 @@ from tests.lab.thoroughness import is_thorough
 from tests.scenarios.conftest import World
 from tests.scenarios.expected_state import assert_right
 
-PARTS = 5 if is_thorough() else 1
-"""A test's end is awaited for a quarter of an hour, also in a slow machine, so a thorough run has several."""
-SEQUENCES = 40
-"""Of each part; they are others in each."""
+PARTS, SEQUENCES = (5, 40) if is_thorough() else (1, 16)
+"""Of a thorough run, and of any other. A test's end is awaited for a quarter of an hour, also in a slow machine, so
+there are several parts; their sequences are others.
+"""
 NAMES = ("a", "b", "c", "d")
 CLUSTER_IPS = (
     ("10.254.2.1", "fd00:10:254::2:1"),

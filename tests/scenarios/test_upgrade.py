@@ -116,6 +116,7 @@ async def test_the_previous_release_this_one_and_back_write_rules_alone(world: W
         assert (lost, others) == (come, []), "a set that is made again stands at its table's end"
 
 
+@pytest.mark.thorough
 @pytest.mark.legacy
 async def test_an_upgrade_to_another_backend_and_back_loses_no_connection(world: World, agents: Releases) -> None:
     """The rules are another backend's; virtual servers, addresses and routes stay as they are."""

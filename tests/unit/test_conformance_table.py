@@ -12,7 +12,7 @@ from tests.unit.each import assert_each
 DECLARED = declared()
 BY_ID = {row.id: row for row in ROWS}
 OURS = [row for row in ROWS if not row.reason]
-RUN = Run("0123456789ab", "2026-11-22", "Linux 7.3 (built)")
+RUN = Run("0123456789ab", "2026-11-22", "Linux 7.3 (built)", "make conformance: 2 tests passed, 0 failed")
 SHOWN = {each for ids in DECLARED.values() for each in ids}
 
 
@@ -46,6 +46,7 @@ def test_the_page_names_the_run_that_it_comes_from() -> None:
     assert re.match(r"[0-9a-f]{12}( |$)", run.commit)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", run.date)
     assert "Linux " in run.kernel
+    assert re.match("make (conformance|nightly)", run.by)
 
 
 def test_the_generator_leaves_the_plugins_to_pytest() -> None:
@@ -55,7 +56,9 @@ def test_the_generator_leaves_the_plugins_to_pytest() -> None:
 
 
 def test_a_run_is_found_again_on_its_page() -> None:
-    run = Run.here(["Linux 7.3 (built), fed by manifests: 2 tests", "4 machines"])
+    run = Run.here(
+        ["Linux 7.3 (built), fed by manifests: 2 tests", "4 machines"], "make nightly: 2 tests passed, 0 failed"
+    )
     assert Run.of(page({row.id: [] for row in ROWS}, run)) == run
 
 
