@@ -31,14 +31,14 @@ LARGE = 2000
 @row("networking 325", "networking 342")
 @BOTH
 async def test_networking_325_update_endpoints(
-    protocol: str, kind: str, world: World, kroute: Deployment, family: Family, free: Allocator
+    protocol: str, kind: str, world: World, kroute: Deployment, free: Allocator
 ) -> None:
     ips, node_ports = free.cluster_ips(), {each: free.node_port() for each in PORTS}
     kroute.apply(
         service("changing", *ips, ports=PORTS, node_ports=node_ports),
         *endpoint_slices("changing", world.web, TARGETS),
     )
-    places = ((family.of(ips), PORTS[kind]), (family.of(world.nodes[0]), node_ports[kind]))
+    places = ((ips, PORTS[kind]), (world.nodes[0], node_ports[kind]))
     for place in places:
         await served_by(world.visitor, *place, WEB, protocol)
     kroute.apply(*endpoint_slices("changing", world.web[1:], TARGETS))
@@ -49,7 +49,7 @@ async def test_networking_325_update_endpoints(
 @row("networking 360", "networking 381", "networking 391")
 @BOTH
 async def test_networking_360_update_node_port(
-    protocol: str, kind: str, world: World, kroute: Deployment, family: Family, free: Allocator
+    protocol: str, kind: str, world: World, kroute: Deployment, free: Allocator
 ) -> None:
     """The node ports serve; then the Service loses them, and its ClusterIP still serves."""
     ips, node_ports = free.cluster_ips(), {each: free.node_port() for each in PORTS}
@@ -59,18 +59,18 @@ async def test_networking_360_update_node_port(
     )
     for client in (world.visitor, world.cluster.client, world.nodes[0]):
         for node in world.nodes:
-            await served_by(client, family.of(node), node_ports[kind], WEB, protocol)
+            await served_by(client, node, node_ports[kind], WEB, protocol)
     kroute.apply(service("changing", *ips, ports=PORTS))
     for client in (world.visitor, world.cluster.client, world.nodes[0]):
         for node in world.nodes:
-            await refused(client, family.of(node), node_ports[kind], protocol)
-    await served_by(world.visitor, family.of(ips), PORTS[kind], WEB, protocol)
+            await refused(client, node, node_ports[kind], protocol)
+    await served_by(world.visitor, ips, PORTS[kind], WEB, protocol)
 
 
 @row("networking 413", "networking 431")
 @BOTH
 async def test_networking_413_client_ip_based_session_affinity(
-    protocol: str, kind: str, world: World, kroute: Deployment, family: Family, free: Allocator
+    protocol: str, kind: str, world: World, kroute: Deployment, free: Allocator
 ) -> None:
     ips = free.cluster_ips()
     kroute.apply(
@@ -78,13 +78,15 @@ async def test_networking_413_client_ip_based_session_affinity(
         *endpoint_slices("sticky", world.web, TARGETS),
     )
 
-    async def one_backend(client: Host) -> str:
-        answered = await client.spread(family.of(ips), PORTS[kind], CONFIRM_COUNT, protocol)
+    async def one_backend(client: Host, vip: str) -> str:
+        answered = await client.spread(vip, PORTS[kind], CONFIRM_COUNT, protocol)
         assert len(answered) == 1, f"{client} reached {answered}"
         return answered.popitem()[0]
 
-    chosen = {await eventually(partial(one_backend, client)) for client in (world.visitor, *world.web, *world.nodes)}
-    assert len(chosen) > 1, f"every client reached {chosen}"
+    clients = (world.visitor, *world.web, *world.nodes)
+    for vip in ips:
+        chosen = {await eventually(partial(one_backend, client, vip)) for client in clients}
+        assert len(chosen) > 1, f"every client reached {chosen}"
 
 
 @row("networking 448")

@@ -33,12 +33,12 @@ class Granular:
         """Return the Service's slices with these endpoints."""
         return endpoint_slices(self.service["metadata"]["name"], hosts, ports)
 
-    async def serves(self, clients: Iterable[Host], family: Family, protocol: str, names: set[str]) -> None:
-        """Expect that all of `names`, and no others, answer each client at the ClusterIP and at every node port."""
+    async def serves(self, clients: Iterable[Host], protocol: str, names: set[str]) -> None:
+        """Expect that all of `names`, and no others, answer each client at the ClusterIPs and at every node port."""
         for client in clients:
-            await served_by(client, family.of(self.ips), PORTS[PROTOCOLS[protocol]], names, protocol)
+            await served_by(client, self.ips, PORTS[PROTOCOLS[protocol]], names, protocol)
             for node in self._world.nodes:
-                await served_by(client, family.of(node), self.node_ports[PROTOCOLS[protocol]], names, protocol)
+                await served_by(client, node, self.node_ports[PROTOCOLS[protocol]], names, protocol)
 
 
 @pytest.fixture
@@ -51,52 +51,46 @@ def granular(world: World, kroute: Deployment, free: Allocator) -> Granular:
 
 @row("networking 147", "networking 162", "networking 177")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_networking_147_function_for_pod_service(
-    protocol: str, world: World, granular: Granular, family: Family
-) -> None:
-    await granular.serves([world.visitor], family, protocol, WEB)
+async def test_networking_147_function_for_pod_service(protocol: str, world: World, granular: Granular) -> None:
+    await granular.serves([world.visitor], protocol, WEB)
 
 
 @row("networking 191", "networking 205", "networking 219")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_networking_191_function_for_node_service(
-    protocol: str, world: World, granular: Granular, family: Family
-) -> None:
-    await granular.serves(world.nodes, family, protocol, WEB)
+async def test_networking_191_function_for_node_service(protocol: str, world: World, granular: Granular) -> None:
+    await granular.serves(world.nodes, protocol, WEB)
 
 
 @row("networking 234", "networking 248", "networking 263")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_networking_234_function_for_endpoint_service(
-    protocol: str, world: World, granular: Granular, family: Family
-) -> None:
+async def test_networking_234_function_for_endpoint_service(protocol: str, world: World, granular: Granular) -> None:
     """Every endpoint reaches every endpoint, itself included."""
-    await granular.serves(world.web, family, protocol, WEB)
+    await granular.serves(world.web, protocol, WEB)
 
 
 @row("networking 280")
 async def test_networking_280_function_for_multiple_endpoint_services_with_same_selector(
-    world: World, kroute: Deployment, granular: Granular, family: Family, free: Allocator
+    world: World, kroute: Deployment, granular: Granular, free: Allocator
 ) -> None:
     second = Granular(free, world, "second")
     kroute.apply(second.service, *second.behind(world.web))
     for each in (granular, second):
-        await each.serves([world.web[0]], family, "http", WEB)
+        await each.serves([world.web[0]], "http", WEB)
     kroute.delete(second.service, *second.behind(world.web))
     for protocol in PROTOCOLS:
-        await granular.serves([world.web[0]], family, protocol, WEB)
+        await granular.serves([world.web[0]], protocol, WEB)
 
 
 @row("networking 471")
 @pytest.mark.parametrize("protocol", ["http", "udp"])
 async def test_networking_471_function_for_service_endpoints_using_host_network(
-    protocol: str, world: World, kroute: Deployment, granular: Granular, family: Family, host_network: Serve
+    protocol: str, world: World, kroute: Deployment, granular: Granular, host_network: Serve
 ) -> None:
     """The callers are a pod and the endpoints, which are the nodes themselves: an endpoint reaches itself too."""
     targets = {"TCP": 8083, "UDP": 8081}
     hosts = [await host_network(node.name, http=targets["TCP"], udp=targets["UDP"]) for node in world.nodes]
     kroute.apply(*granular.behind(hosts, targets))
-    await granular.serves([world.visitor, *hosts], family, protocol, {host.name for host in hosts})
+    await granular.serves([world.visitor, *hosts], protocol, {host.name for host in hosts})
 
 
 @row("networking 635")
@@ -112,7 +106,7 @@ async def test_networking_635_create_a_pod_with_sctp_host_port(
     node1.run(command, "-t", "nat", "-A", *rule)
     try:
         await served_by(world.cluster.client, family.of(node1), 5060, {pod.name}, "sctp")
-        await granular.serves([world.visitor], family, "sctp", WEB)
+        await granular.serves([world.visitor], "sctp", WEB)
         node1.run(command, "-t", "nat", "-C", *rule)
         assert not any(":5060" in key for key in node1.ipvs())
     finally:

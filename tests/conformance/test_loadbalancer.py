@@ -17,19 +17,17 @@ from tests.lab.world import Family, World, routed
 WEB = {"web-1", "web-2", "web-3"}
 
 
-async def changes_type_and_ports(
-    world: World, kroute: Deployment, family: Family, free: Allocator, protocol: str, call: str
-) -> None:
+async def changes_type_and_ports(world: World, kroute: Deployment, free: Allocator, protocol: str, call: str) -> None:
     """ClusterIP, NodePort, LoadBalancer, other ports, no endpoints, endpoints again, ClusterIP."""
     target, ips, ingress = {"TCP": 8080, "UDP": 5353}[protocol], free.cluster_ips(), free.external_ips()
     number, other = free.node_port(), free.node_port()
-    node2, client, vip = family.of(world.nodes[1]), world.cluster.client, family.of(ingress)
+    node2, client, vip = world.nodes[1], world.cluster.client, ingress
 
     def mutable(port: int, **fields: Any) -> Object:
         return service("mutable", *ips, ports={protocol: port}, **fields)
 
     kroute.apply(mutable(80), *endpoint_slices("mutable", world.web, {protocol: target}))
-    await served_by(world.visitor, family.of(ips), 80, WEB, call)
+    await served_by(world.visitor, ips, 80, WEB, call)
     with routed(client, vip, node2):
         kroute.apply(mutable(80, node_ports={protocol: number}))
         await served_by(client, node2, number, WEB, call)
@@ -50,42 +48,42 @@ async def changes_type_and_ports(
         await refused(client, node2, other, call)
         # The kernel does not tell a UDP socket of a missing route (icmp_err_convert: not fatal).
         await (unrouted if protocol == "TCP" else dropped)(client, vip, 81, call)
-    await served_by(world.visitor, family.of(ips), 81, WEB, call)
+    await served_by(world.visitor, ips, 81, WEB, call)
 
 
 @row("loadbalancer 132")
 async def test_loadbalancer_132_change_the_type_and_ports_of_a_tcp_service(
-    world: World, kroute: Deployment, family: Family, free: Allocator
+    world: World, kroute: Deployment, free: Allocator
 ) -> None:
-    await changes_type_and_ports(world, kroute, family, free, "TCP", "http")
+    await changes_type_and_ports(world, kroute, free, "TCP", "http")
 
 
 @row("loadbalancer 270")
 async def test_loadbalancer_270_change_the_type_and_ports_of_a_udp_service(
-    world: World, kroute: Deployment, family: Family, free: Allocator
+    world: World, kroute: Deployment, free: Allocator
 ) -> None:
-    await changes_type_and_ports(world, kroute, family, free, "UDP", "udp")
+    await changes_type_and_ports(world, kroute, free, "UDP", "udp")
 
 
 @row("loadbalancer 422")
 async def test_loadbalancer_422_only_allow_access_from_service_loadbalancer_source_ranges(
-    world: World, kroute: Deployment, family: Family, free: Allocator, add_pod: AddPod
+    world: World, kroute: Deployment, free: Allocator, add_pod: AddPod
 ) -> None:
     """The ranges: one pod, then another, then two halves that hold everybody, then none, which admits everybody."""
     ips, ingress = free.cluster_ips(), free.external_ips()
-    vip, one, other = family.of(ingress), world.visitor, await add_pod("node2", "other")
-    halves = ["::/1", "8000::/1"] if family.name == "IPv6" else ["0.0.0.0/1", "128.0.0.0/1"]
+    vip, one, other = ingress, world.visitor, await add_pod("node2", "other")
+    halves = ["0.0.0.0/1", "128.0.0.0/1", "::/1", "8000::/1"]
 
     def ranged(*ranges: str) -> Object:
         return service("ranged", *ips, ingress=ingress, loadBalancerSourceRanges=list(ranges))
 
-    def only(pod: Pod) -> str:
-        return f"{family.of(pod)}/{128 if family.name == 'IPv6' else 32}"
+    def only(pod: Pod) -> tuple[str, str]:
+        return f"{pod.ip}/32", f"{pod.ip6}/128"
 
-    kroute.apply(ranged(only(one)), *endpoint_slices("ranged", world.web))
+    kroute.apply(ranged(*only(one)), *endpoint_slices("ranged", world.web))
     await served_by(one, vip, 8080, WEB)
     await dropped(other, vip, 8080)
-    kroute.apply(ranged(only(other)))
+    kroute.apply(ranged(*only(other)))
     await served_by(other, vip, 8080, WEB)
     await dropped(one, vip, 8080)
     for ranges in (halves, []):
@@ -98,21 +96,21 @@ async def test_loadbalancer_422_only_allow_access_from_service_loadbalancer_sour
 
 @row("loadbalancer 642")
 async def test_loadbalancer_642_create_a_loadbalancer_service_without_nodeport_and_change_it(
-    world: World, kroute: Deployment, family: Family, free: Allocator
+    world: World, kroute: Deployment, free: Allocator
 ) -> None:
     ips, ingress, number = free.cluster_ips(), free.external_ips(), free.node_port()
-    client, node2 = world.cluster.client, family.of(world.nodes[1])
+    client, node2 = world.cluster.client, world.nodes[1]
     without = service("balanced", *ips, ingress=ingress, allocateLoadBalancerNodePorts=False)
-    with routed(client, family.of(ingress), node2):
+    with routed(client, ingress, node2):
         kroute.apply(without, *endpoint_slices("balanced", world.web))
-        await served_by(client, family.of(ingress), 8080, WEB)
+        await served_by(client, ingress, 8080, WEB)
         await refused(client, node2, number)
         kroute.apply(service("balanced", *ips, ingress=ingress, node_ports={"TCP": number}))
         await served_by(client, node2, number, WEB)
-        await served_by(client, family.of(ingress), 8080, WEB)
+        await served_by(client, ingress, 8080, WEB)
         kroute.apply(without)
         await refused(client, node2, number)
-        await served_by(client, family.of(ingress), 8080, WEB)
+        await served_by(client, ingress, 8080, WEB)
 
 
 @row("loadbalancer 707")

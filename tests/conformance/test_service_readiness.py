@@ -5,7 +5,7 @@ from tests.conformance.table import row
 from tests.lab.allocation import Allocator
 from tests.lab.deployment import Deployment
 from tests.lab.objects import endpoint_slices, service
-from tests.lab.world import Family, World
+from tests.lab.world import TwoAddresses, World
 
 BOTH = {"TCP": 80, "UDP": 80}
 TARGETS = {"TCP": 8080, "UDP": 5353}
@@ -13,7 +13,7 @@ TARGETS = {"TCP": 8080, "UDP": 5353}
 
 @row("service 1792")
 async def test_service_1792_create_endpoints_for_unready_pods(
-    world: World, kroute: Deployment, family: Family, free: Allocator
+    world: World, kroute: Deployment, free: Allocator
 ) -> None:
     """With publishNotReadyAddresses a proxy sees the endpoints as ready, whatever the state of their pods."""
     ips = free.cluster_ips()
@@ -23,14 +23,14 @@ async def test_service_1792_create_endpoints_for_unready_pods(
             *endpoint_slices("unready", world.web[1:2], ready=publish, serving=False, terminating=False),
         )
         if publish:
-            await served_by(world.visitor, family.of(ips), 8080, {"web-2"})
+            await served_by(world.visitor, ips, 8080, {"web-2"})
         else:
-            await refused(world.visitor, family.of(ips), 8080)
+            await refused(world.visitor, ips, 8080)
 
 
 @row("service 1948")
 async def test_service_1948_connect_to_terminating_and_unready_endpoints_if_publishnotreadyaddresses_is_true(
-    world: World, kroute: Deployment, family: Family, free: Allocator
+    world: World, kroute: Deployment, free: Allocator
 ) -> None:
     ips, number = free.cluster_ips(), free.node_port()
     kroute.apply(
@@ -38,51 +38,47 @@ async def test_service_1948_connect_to_terminating_and_unready_endpoints_if_publ
         *endpoint_slices("publishing", world.web[1:2], ready=True, serving=False, terminating=True),
     )
     for client in (world.visitor, world.web[2]):
-        await served_by(client, family.of(ips), 8080, {"web-2"})
+        await served_by(client, ips, 8080, {"web-2"})
         for node in world.nodes:
-            await served_by(client, family.of(node), number, {"web-2"})
+            await served_by(client, node, number, {"web-2"})
 
 
 @row("service 2068")
 async def test_service_2068_not_connect_to_terminating_and_unready_endpoints_if_publishnotreadyaddresses_is_false(
-    world: World, kroute: Deployment, family: Family, free: Allocator
+    world: World, kroute: Deployment, free: Allocator
 ) -> None:
     ips, number = free.cluster_ips(), free.node_port()
     kroute.apply(service("waiting", *ips, node_ports={"TCP": number}), *endpoint_slices("waiting", world.web[1:2]))
-    await served_by(world.visitor, family.of(ips), 8080, {"web-2"})
+    await served_by(world.visitor, ips, 8080, {"web-2"})
     kroute.apply(*endpoint_slices("waiting", world.web[1:2], ready=False, serving=False, terminating=True))
     for client in (world.visitor, world.web[2]):
-        await refused(client, family.of(ips), 8080)
+        await refused(client, ips, 8080)
         for node in world.nodes:
-            await refused(client, family.of(node), number)
+            await refused(client, node, number)
 
 
 @row("service 2419")
-async def test_service_2419_rejected_when_no_endpoints_exist(
-    world: World, kroute: Deployment, family: Family, free: Allocator
-) -> None:
+async def test_service_2419_rejected_when_no_endpoints_exist(world: World, kroute: Deployment, free: Allocator) -> None:
     ips, number = free.cluster_ips(), free.node_port()
     kroute.apply(service("nobody", *ips, ports=BOTH, node_ports=dict.fromkeys(BOTH, number)))
-    await all_refuse(world, family, family.of(ips), number)
+    await all_refuse(world, ips, number)
 
 
 @row("service 2464")
-async def test_service_2464_rejected_for_evicted_pods(
-    world: World, kroute: Deployment, family: Family, free: Allocator
-) -> None:
+async def test_service_2464_rejected_for_evicted_pods(world: World, kroute: Deployment, free: Allocator) -> None:
     ips, number = free.cluster_ips(), free.node_port()
     kroute.apply(
         service("evicted", *ips, ports=BOTH, node_ports=dict.fromkeys(BOTH, number)),
         *endpoint_slices("evicted", world.web[1:2], TARGETS),
     )
-    await served_by(world.visitor, family.of(ips), 80, {"web-2"})
+    await served_by(world.visitor, ips, 80, {"web-2"})
     kroute.apply(*endpoint_slices("evicted", (), TARGETS))
-    await all_refuse(world, family, family.of(ips), number)
+    await all_refuse(world, ips, number)
 
 
-async def all_refuse(world: World, family: Family, vip: str, node_port: int) -> None:
+async def all_refuse(world: World, vip: TwoAddresses, node_port: int) -> None:
     """Expect that pods, nodes and a client outside are refused at once, over TCP and UDP."""
-    node2 = family.of(world.nodes[1])
+    node2 = world.nodes[1]
     for protocol in ("http", "udp"):
         for client in (world.visitor, world.web[1], *world.nodes):
             await refused(client, vip, 80, protocol)

@@ -114,8 +114,8 @@ class Deployment:
 
     async def stop(self) -> None:
         """Stop every agent in order. The data path stays."""
-        for agent in self.agents.values():
-            assert await agent.terminate() == 0
+        ends = await asyncio.gather(*(agent.terminate() for agent in self.agents.values()))
+        assert set(ends) <= {0}, dict(zip(self.agents, ends, strict=True))
         self.agents.clear()
 
     def give_up(self, node: str) -> None:
@@ -125,8 +125,9 @@ class Deployment:
     async def cleanup(self) -> None:
         """Run `kroute cleanup` on every node that kroute ran on."""
         await self.stop()
-        while self._touched:
-            cleanup = await self.cluster.node(self._touched.pop()).kroute("cleanup")
+        cleanups = [await self.cluster.node(name).kroute("cleanup") for name in self._touched]
+        self._touched.clear()
+        for cleanup in cleanups:
             assert await cleanup.wait() == 0, cleanup.log.read_text()
 
 

@@ -94,10 +94,20 @@ class World:
 
 
 @contextmanager
-def routed(host: Host, destination: str, gateway: str) -> Iterator[None]:
-    """Give a host a route to an address or network through `gateway`, for the length of a `with`."""
-    host.run("ip", "route", "add", destination, "via", gateway)
+def routed(host: Host, destination: str | TwoAddresses, gateway: str | TwoAddresses) -> Iterator[None]:
+    """Give a host a route to an address or network through `gateway`, for the length of a `with`.
+
+    What has two addresses, on both sides, has a route in each family.
+    """
+    if isinstance(destination, str):
+        ways = [(destination, str(gateway))]
+    else:
+        assert not isinstance(gateway, str)
+        ways = [(destination.ip, gateway.ip), (destination.ip6, gateway.ip6)]
+    for to, via in ways:
+        host.run("ip", "route", "add", to, "via", via)
     try:
         yield
     finally:
-        host.run("ip", "route", "del", destination, "via", gateway)
+        for to, via in ways:
+            host.run("ip", "route", "del", to, "via", via)

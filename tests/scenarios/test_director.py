@@ -121,11 +121,6 @@ async def clean(stage: Stage) -> AsyncIterator[None]:
         stage.api.apply(item)
 
 
-@pytest.fixture(params=VIPS, ids=["IPv4", "IPv6"])
-def vip(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 def node_object(node: Node) -> Object:
     item = objects.node(node)
     item["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
@@ -197,54 +192,59 @@ def connections_of(host: Host, vip: str) -> int:
     return sum(it.active + it.inactive for it in host.ipvs()[key_of(vip)].real_servers.values())
 
 
-async def test_s8_only_the_director_answers_for_the_vip_and_all_nodes_reply_directly(stage: Stage, vip: str) -> None:
+async def test_s8_only_the_director_answers_for_the_vip_and_all_nodes_reply_directly(stage: Stage) -> None:
     director = stage.machines[0]
     await director.start(*QUICK)
     await eventually(lambda: has_vips(director))
-    served_before = [connections_of(node, vip) for node in stage.nodes]
-    with Capture(director.host) as capture:
-        answered = await stage.client.spread(vip, 8080, 9)
-        requests, replies = capture.packets(destination=vip), capture.packets(source=vip)
-    assert sum(answered.values()) == 9
-    served = [connections_of(node, vip) for node in stage.nodes]
-    assert all(now > before for now, before in zip(served, served_before, strict=True)), "a node has not served"
-    assert requests
-    assert not replies, "replies of the nodes came by the director"
-    assert director.mac() in stage.client.run("ip", "neigh", "show", vip)
-    if vip == IPV4:
-        await eventually(partial(alone_answers, stage, director))
+    for vip in VIPS:
+        served_before = [connections_of(node, vip) for node in stage.nodes]
+        with Capture(director.host) as capture:
+            answered = await stage.client.spread(vip, 8080, 9)
+            requests, replies = capture.packets(destination=vip), capture.packets(source=vip)
+        assert sum(answered.values()) == 9
+        served = [connections_of(node, vip) for node in stage.nodes]
+        assert all(now > before for now, before in zip(served, served_before, strict=True)), "a node has not served"
+        assert requests
+        assert not replies, "replies of the nodes came by the director"
+        assert director.mac() in stage.client.run("ip", "neigh", "show", vip)
+    await eventually(partial(alone_answers, stage, director))
 
 
-async def test_s9_a_node_that_calls_the_vip_is_answered_on_the_node(stage: Stage, vip: str) -> None:
+async def test_s9_a_node_that_calls_the_vip_is_answered_on_the_node(stage: Stage) -> None:
     director = stage.machines[0]
     await director.start(*QUICK)
     await eventually(lambda: has_vips(director))
-    with Capture(director.host) as capture:
-        for node in stage.nodes:
-            assert sum((await node.spread(vip, 8080, 3)).values()) == 3
-        assert not capture.packets(destination=vip)
+    for vip in VIPS:
+        with Capture(director.host) as capture:
+            for node in stage.nodes:
+                assert sum((await node.spread(vip, 8080, 3)).values()) == 3
+            assert not capture.packets(destination=vip)
 
 
-async def test_policy_local_directs_to_nodes_with_endpoints_weighed_by_their_number(stage: Stage, vip: str) -> None:
+async def test_policy_local_directs_to_nodes_with_endpoints_weighed_by_their_number(stage: Stage) -> None:
     director = stage.machines[0]
     await director.start(*QUICK)
     await eventually(lambda: has_vips(director))
-    node2, node3 = ((it.ip6 if ":" in vip else it.ip) for it in stage.nodes[1:])
+    node2, node3 = (node.ip for node in stage.nodes[1:])
+    node2_ip6, node3_ip6 = (node.ip6 for node in stage.nodes[1:])
     stage.api.apply(web_service(externalTrafficPolicy="Local"))
     for piece in objects.endpoint_slices("web", stage.web[1:2]):
         stage.api.apply(piece)
-    await eventually(lambda: weights_are(director, {node2: 1}, vip))
+    await eventually(lambda: weights_are(director, {node2: 1}, IPV4))
+    await eventually(lambda: weights_are(director, {node2_ip6: 1}, IPV6))
 
     async def is_answered_by_node2() -> None:  # whose agent may follow later than the director
-        answer = await stage.client.http(vip, 8080)
-        assert (answer.host, answer.peer) == ("web-2", stage.client.ip6 if ":" in vip else stage.client.ip)
+        for vip, peer in ((IPV4, stage.client.ip), (IPV6, stage.client.ip6)):
+            answer = await stage.client.http(vip, 8080)
+            assert (answer.host, answer.peer) == ("web-2", peer)
 
     await eventually(is_answered_by_node2)
     other = await stage.nodes[1].pod("web-4", http=8080)
     stage.api.apply(web_service({"service.director-weight": "endpoints"}, externalTrafficPolicy="Local"))
     for piece in objects.endpoint_slices("web", [*stage.web[1:], other]):
         stage.api.apply(piece)
-    await eventually(lambda: weights_are(director, {node2: 2, node3: 1}, vip))
+    await eventually(lambda: weights_are(director, {node2: 2, node3: 1}, IPV4))
+    await eventually(lambda: weights_are(director, {node2_ip6: 2, node3_ip6: 1}, IPV6))
     stage.nodes[1].remove_pod(other)
 
 

@@ -4,7 +4,8 @@ IPVS sends requests by OUTPUT, so only the answers of pods are forwarded. Everyt
 INPUT, where the firewall decides.
 """
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -13,12 +14,12 @@ from tests.lab.allocation import Addresses
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually, goes_on
 from tests.lab.host_firewalls import docker, restart_docker, ufw, ufw_allow
-from tests.lab.hosts import Host
+from tests.lab.hosts import PINGS_END_WITHIN, Host
 from tests.lab.kube_proxy_rules import Served
 from tests.lab.objects import endpoint_slices, service
 from tests.lab.other_proxies import kube_proxy_leftovers, wiped
 from tests.lab.topology import POD_RANGE, POD_RANGE6
-from tests.lab.world import FAMILIES, Family, World, routed
+from tests.lab.world import FAMILIES, World, routed
 from tests.scenarios.test_migrate import FLAGS, migrate
 
 pytestmark = pytest.mark.legacy
@@ -47,25 +48,42 @@ class Way(NamedTuple):
 
     async def is_dropped(self) -> None:
         tcp, udp = (NODE_PORTS if self.is_node_port else PORTS).values()
-        for ask, port in ((self.caller.http, tcp), (self.caller.udp, udp)):
-            with pytest.raises(TimeoutError):
-                await ask(self.address, port, timeout=LOST)
+        calls = (self.caller.http(self.address, tcp, timeout=LOST), self.caller.udp(self.address, udp, timeout=LOST))
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(end, TimeoutError) for end in ends), f"{self.address} answered: {ends}"
 
 
-def ways(world: World, family: Family) -> dict[str, Way]:
+def ways(world: World) -> list[Way]:
+    """The ways to the Service's node port and load balancer from outside, and to its ClusterIP, in both families."""
     node, client = world.nodes[0], world.cluster.client
-    return {
-        "node port": Way(client, family.of(node), is_node_port=True),
-        "load balancer": Way(client, family.of(INGRESS)),
-        "ClusterIP from a pod": Way(world.visitor, family.service_ip),
-    }
+    return [
+        way
+        for family in FAMILIES
+        for way in (
+            Way(client, family.of(node), is_node_port=True),
+            Way(client, family.of(INGRESS)),
+            Way(world.visitor, family.service_ip),
+        )
+    ]
+
+
+async def all_are_served_by(ways: Iterable[Way], names: set[str]) -> None:
+    for way in ways:
+        await way.is_served_by(names)
+
+
+async def all_are_dropped(ways: Iterable[Way]) -> None:
+    """Expect it of all at once, since each takes its time."""
+    async with asyncio.TaskGroup() as group:
+        for way in ways:
+            group.create_task(way.is_dropped())
 
 
 @pytest.fixture
-def node1(world: World, family: Family) -> Iterator[Node]:
-    """The node with the firewall; it is a client's way to the load balancer's address."""
+def node1(world: World) -> Iterator[Node]:
+    """The node with the firewall; it is a client's way to the load balancer's addresses."""
     node = world.cluster.node("node1")
-    with routed(world.cluster.client, family.of(INGRESS), family.of(node)):
+    with routed(world.cluster.client, INGRESS, node):
         yield node
 
 
@@ -83,8 +101,10 @@ def with_docker(node1: Node, variant: str) -> Iterator[Node]:
 
 
 @pytest.fixture
-def with_ufw(node1: Node) -> Iterator[Node]:
-    """As `with_docker`."""
+def with_ufw(world: World, node1: Node) -> Iterator[Node]:
+    """As `with_docker`. The pods of the node know each other: ufw forwards no neighbour discovery between them."""
+    for address in (world.visitor.ip, world.visitor.ip6):
+        world.web[0].run("busybox", "ping", "-c", "1", "-W", PINGS_END_WITHIN, address)
     with ufw(node1):
         yield node1
 
@@ -106,35 +126,33 @@ def apply_web(deployment: Deployment, *endpoints: Host, **spec: object) -> None:
     deployment.apply(web, *endpoint_slices("web", endpoints, TARGET_PORTS))
 
 
-async def is_not_forwarded(world: World, family: Family) -> None:
+async def is_not_forwarded(world: World) -> None:
     """The firewall stands: what begins elsewhere and is no Service's is not forwarded."""
-    with pytest.raises(TimeoutError):
-        await world.visitor.http(family.of(world.web[1]), 8080, timeout=LOST)
+    for family in FAMILIES:
+        with pytest.raises(TimeoutError):
+            await world.visitor.http(family.of(world.web[1]), 8080, timeout=LOST)
 
 
 async def test_endpoints_answer_through_a_node_that_forwards_nothing(
-    world: World, with_docker: Node, deployment: Deployment, family: Family, endpoint: Host
+    world: World, with_docker: Node, deployment: Deployment, endpoint: Host
 ) -> None:
     apply_web(deployment, endpoint)
     await deployment.start(nodes=("node1",))
-    await is_not_forwarded(world, family)
-    for way in ways(world, family).values():
-        await way.is_served_by({endpoint.name})
+    await is_not_forwarded(world)
+    await all_are_served_by(ways(world), {endpoint.name})
 
 
 async def test_the_jump_is_what_lets_the_answers_pass_and_every_start_puts_it_back(
-    world: World, with_docker: Node, deployment: Deployment, family: Family, variant: str
+    world: World, with_docker: Node, deployment: Deployment, variant: str
 ) -> None:
     apply_web(deployment, world.web[2])
     await deployment.start(nodes=("node1",))
     await deployment.stop()
     for tool in ("iptables", "ip6tables"):
         with_docker.run(f"{tool}-{variant}", "-D", "FORWARD", "1")
-    for way in ways(world, family).values():
-        await way.is_dropped()
+    await all_are_dropped(ways(world))
     await deployment.start(nodes=("node1",))
-    for way in ways(world, family).values():
-        await way.is_served_by({"web-3"})
+    await all_are_served_by(ways(world), {"web-3"})
 
 
 def jumps_of(node: Node, variant: str) -> list[str]:
@@ -143,15 +161,14 @@ def jumps_of(node: Node, variant: str) -> list[str]:
 
 
 async def test_neighbours_may_put_their_jumps_in_front_but_a_rule_that_refuses_all_is_not_left_there(
-    world: World, with_docker: Node, deployment: Deployment, family: Family, variant: str
+    world: World, with_docker: Node, deployment: Deployment, variant: str
 ) -> None:
     apply_web(deployment, world.web[2])
     await deployment.start(nodes=("node1",))
     assert "KROUTE-FORWARD" in jumps_of(with_docker, variant)
     restart_docker(with_docker, variant)
     assert jumps_of(with_docker, variant) == ["DOCKER-USER", "DOCKER-FORWARD", "KROUTE-FORWARD"]
-    for way in ways(world, family).values():
-        await way.is_served_by({"web-3"})
+    await all_are_served_by(ways(world), {"web-3"})
     for tool in ("iptables", "ip6tables"):
         with_docker.run(f"{tool}-{variant}", "-I", "FORWARD", "-j", "DROP")
 
@@ -159,30 +176,27 @@ async def test_neighbours_may_put_their_jumps_in_front_but_a_rule_that_refuses_a
         assert jumps_of(with_docker, variant)[:2] == ["KROUTE-FORWARD", "DROP"]
 
     await eventually(is_first, within=20)
-    for way in ways(world, family).values():
-        await way.is_served_by({"web-3"})
+    await all_are_served_by(ways(world), {"web-3"})
 
 
 async def test_ufw_decides_who_reaches_services_and_only_health_checks_come_in_unasked(
-    world: World, with_ufw: Node, deployment: Deployment, family: Family
+    world: World, with_ufw: Node, deployment: Deployment
 ) -> None:
     """This is kube-proxy's behaviour in IPVS mode, too: node ports and VIPs are for INPUT to let in."""
     policy = {"externalTrafficPolicy": "Local", "healthCheckNodePort": HEALTH_CHECK}
     apply_web(deployment, world.web[0], **policy)
     await deployment.start(nodes=("node1",))
-    for way in ways(world, family).values():
-        await way.is_dropped()
-    client, address = world.cluster.client, family.of(with_ufw)
-    assert await client.http_status(address, HEALTH_CHECK) == 200
+    await all_are_dropped(ways(world))
+    for family in FAMILIES:
+        assert await world.cluster.client.http_status(family.of(with_ufw), HEALTH_CHECK) == 200
     ufw_allow(with_ufw, ["-p tcp --dport 30080", "-p udp --dport 30053", f"-s {POD_RANGE}", f"-s {POD_RANGE6}"])
     ufw_allow(with_ufw, [f"-d {it}" for it in INGRESS])
-    for way in ways(world, family).values():
-        await way.is_served_by({"web-1"})
+    await all_are_served_by(ways(world), {"web-1"})
 
 
 @pytest.mark.parametrize("endpoint", ["remote pod", "host network"], indirect=True)
 async def test_a_take_over_from_kube_proxy_keeps_connections_through_a_node_that_forwards_nothing(
-    world: World, with_docker: Node, deployment: Deployment, family: Family, variant: str, endpoint: Host
+    world: World, with_docker: Node, deployment: Deployment, variant: str, endpoint: Host
 ) -> None:
     """kube-proxy's KUBE-FORWARD goes at the take-over; kroute's stands by then."""
     deployment.apply(service("web", *CLUSTER_IPS, node_ports=NODE_PORTS), *endpoint_slices("web", [endpoint]))
@@ -190,7 +204,8 @@ async def test_a_take_over_from_kube_proxy_keeps_connections_through_a_node_that
     with wiped(with_docker):
         kube_proxy_leftovers(with_docker, served, variant)
         try:
-            callers = [(world.cluster.client, family.of(with_docker), 30080), (world.visitor, family.service_ip, 8080)]
+            callers = [(world.cluster.client, family.of(with_docker), 30080) for family in FAMILIES]
+            callers += [(world.visitor, family.service_ip, 8080) for family in FAMILIES]
             streams = [await caller.open_stream(address, port) for caller, address, port in callers]
             await migrate(with_docker, "--from", "kube-proxy", "--take-over")
             await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
@@ -207,7 +222,7 @@ async def test_a_take_over_from_kube_proxy_keeps_connections_through_a_node_that
 
 
 async def test_cleanup_leaves_the_tables_of_iptables_nft_as_they_were_and_a_restart_changes_nothing(
-    world: World, node1: Node, deployment: Deployment, family: Family
+    world: World, node1: Node, deployment: Deployment
 ) -> None:
     def rules() -> list[str]:
         saved = [node1.run(f"{tool}-nft-save", "-t", "filter") for tool in ("iptables", "ip6tables")]

@@ -11,8 +11,17 @@ from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.host_firewalls import docker, firewalld
 from tests.lab.topology import POD_RANGE, POD_RANGE6
-from tests.lab.world import Family, World, routed
-from tests.scenarios.test_host_firewalls import INGRESS, LOST, Way, apply_web, is_not_forwarded, ways
+from tests.lab.world import FAMILIES, World, routed
+from tests.scenarios.test_host_firewalls import (
+    INGRESS,
+    LOST,
+    Way,
+    all_are_dropped,
+    all_are_served_by,
+    apply_web,
+    is_not_forwarded,
+    ways,
+)
 from tests.unit.documented_commands import ROOT, commands_of_page
 
 pytestmark = pytest.mark.nftables
@@ -20,10 +29,10 @@ NFTABLES = "--firewall=nftables"
 
 
 @pytest.fixture
-def node1(world: World, family: Family) -> Iterator[Node]:
+def node1(world: World) -> Iterator[Node]:
     """The node with docker's rules. Request it before `deployment`, so that they are removed last."""
     node = world.cluster.node("node1")
-    with routed(world.cluster.client, family.of(INGRESS), family.of(node)), docker(node, "nft"):
+    with routed(world.cluster.client, INGRESS, node), docker(node, "nft"):
         yield node
 
 
@@ -36,20 +45,18 @@ async def advice(node: Node, deployment: Deployment) -> list[str]:
 
 
 async def test_what_a_firewall_does_not_forward_is_named_and_the_advice_lets_the_answers_pass(
-    world: World, node1: Node, deployment: Deployment, family: Family
+    world: World, node1: Node, deployment: Deployment
 ) -> None:
     apply_web(deployment, world.web[2])
     await deployment.start(NFTABLES, nodes=("node1",))
-    for way in ways(world, family).values():
-        await way.is_dropped()
+    await all_are_dropped(ways(world))
     commands = await advice(node1, deployment)
     assert len(commands) == 2
     for command in commands:
         node1.run(*command.split())
     assert await advice(node1, deployment) == []
-    for way in ways(world, family).values():
-        await eventually(partial(way.is_served_by, {"web-3"}))
-    await is_not_forwarded(world, family)
+    await eventually(partial(all_are_served_by, ways(world), {"web-3"}))
+    await is_not_forwarded(world)
 
 
 def commands_for_firewalld(world: World) -> list[tuple[str, ...]]:
@@ -74,24 +81,26 @@ def commands_for_firewalld(world: World) -> list[tuple[str, ...]]:
 
 
 async def test_firewalld_rejects_services_until_it_is_told_what_the_page_says(
-    world: World, deployment: Deployment, family: Family
+    world: World, deployment: Deployment
 ) -> None:
-    """The last way is masqueraded by node2, and node1 forwards it to its pod."""
+    """node2 masquerades the last way of each family, and node1 forwards it to its pod."""
     node1, node2 = world.nodes[:2]
     apply_web(deployment, world.web[0])
-    with routed(world.cluster.client, family.of(INGRESS), family.of(node1)), firewalld(node1, []):
+    by_node2 = [Way(world.cluster.client, family.of(node2), is_node_port=True) for family in FAMILIES]
+    every_way = [*ways(world), *by_node2]
+    with routed(world.cluster.client, INGRESS, node1), firewalld(node1, []):
         await deployment.start(NFTABLES, nodes=("node1", "node2"))
-        every_way = [*ways(world, family).values(), Way(world.cluster.client, family.of(node2), is_node_port=True)]
         for way in every_way:
             with pytest.raises(OSError):
                 await way.caller.http(way.address, 30080 if way.is_node_port else 80, timeout=LOST)
-    with routed(world.cluster.client, family.of(INGRESS), family.of(node1)):
+    with routed(world.cluster.client, INGRESS, node1):
         with firewalld(node1, commands_for_firewalld(world)):
-            for way in every_way:
-                await way.is_served_by({"web-1"})
+            await all_are_served_by(every_way, {"web-1"})
         without_nodes = [words for words in commands_for_firewalld(world) if not is_of_a_node(words, world)]
-        with firewalld(node1, without_nodes), pytest.raises(OSError):
-            await every_way[-1].caller.http(every_way[-1].address, 30080, timeout=LOST)
+        with firewalld(node1, without_nodes):
+            for way in by_node2:
+                with pytest.raises(OSError):
+                    await way.caller.http(way.address, 30080, timeout=LOST)
 
 
 def is_of_a_node(words: tuple[str, ...], world: World) -> bool:

@@ -5,6 +5,7 @@ directly, outside the connection that it opened. Node ports and external address
 hairpin, because outside traffic is masqueraded anyway. So hairpin matters for ClusterIPs and for policy Local.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -54,12 +55,9 @@ async def reaches_itself(pod: Host, family: Family, place: Place) -> None:
 
 async def hangs(pod: Host, place: Place) -> None:
     address, tcp, udp = place
-    for ask, port in ((pod.http, tcp), (pod.udp, udp)):
-        try:
-            answer = await ask(address, port, timeout=HANGS_FOR)
-        except TimeoutError:
-            continue
-        raise AssertionError(f"{address} answered at port {port}: {answer}")
+    calls = (pod.http(address, tcp, timeout=HANGS_FOR), pod.udp(address, udp, timeout=HANGS_FOR))
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(end, TimeoutError) for end in ends), f"{address} answered: {ends}"
 
 
 @pytest.fixture
@@ -71,17 +69,18 @@ async def neighbour(world: World) -> AsyncIterator[Host]:
 
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
 async def test_s3_a_pod_reaches_itself_by_every_address_of_its_service(
-    policy: str, world: World, deployment: Deployment, family: Family
+    policy: str, world: World, deployment: Deployment
 ) -> None:
     """Without the set HAIRPIN the ClusterIP hangs, and so do the other two with policy Local."""
     deployment.apply(web(policy), *endpoint_slices("web", world.web[:1], PORTS))
     await deployment.start(nodes=("node1",))
-    for place in places(world, family):
-        await reaches_itself(world.web[0], family, place)
+    for family in FAMILIES:
+        for place in places(world, family):
+            await reaches_itself(world.web[0], family, place)
 
 
 async def test_s3_with_hairpin_off_it_hangs_but_for_services_that_have_it_on(
-    world: World, neighbour: Host, deployment: Deployment, family: Family
+    world: World, neighbour: Host, deployment: Deployment
 ) -> None:
     """If the flag were ignored, the first call would be answered; if the annotation were, the second would hang."""
     deployment.apply(
@@ -89,35 +88,42 @@ async def test_s3_with_hairpin_off_it_hangs_but_for_services_that_have_it_on(
         *endpoint_slices("web", world.web[:1], PORTS), *endpoint_slices("other", [neighbour], PORTS),
     )  # fmt: skip
     await deployment.start("--hairpin=off", nodes=("node1",))
-    for place in places(world, family):
-        await hangs(world.web[0], place)
-    await reaches_itself(neighbour, family, (family.other_service_ip, 8080, 5353))
+    await asyncio.gather(*(hangs(world.web[0], place) for family in FAMILIES for place in places(world, family)))
+    for family in FAMILIES:
+        await reaches_itself(neighbour, family, (family.other_service_ip, 8080, 5353))
 
 
 async def test_s3_the_annotation_turns_one_service_off_and_on_while_another_goes_on(
-    world: World, neighbour: Host, deployment: Deployment, family: Family
+    world: World, neighbour: Host, deployment: Deployment
 ) -> None:
     """If the annotation were read only when the Service is created, nothing would change."""
-    pod, place, other = world.web[0], (family.service_ip, 8080, 5353), (family.other_service_ip, 8080, 5353)
+    pod = world.web[0]
     deployment.apply(
         web(), service("other", *OTHER_CLUSTER_IPS, ports=PORTS),
         *endpoint_slices("web", [pod], PORTS), *endpoint_slices("other", [neighbour], PORTS),
     )  # fmt: skip
     await deployment.start(nodes=("node1",))
-    await reaches_itself(pod, family, place)
 
+    async def all_hang() -> None:
+        await asyncio.gather(*(hangs(pod, (vip, 8080, 5353)) for vip in CLUSTER_IPS))
+
+    async def all_reach_themselves() -> None:
+        for family in FAMILIES:
+            await reaches_itself(pod, family, (family.service_ip, 8080, 5353))
+
+    await all_reach_themselves()
     for _ in range(2):
         deployment.apply(web(hairpin="off"))
-        await eventually(lambda: hangs(pod, place))
-        await reaches_itself(neighbour, family, other)
+        await eventually(all_hang)
+        for family in FAMILIES:
+            await reaches_itself(neighbour, family, (family.other_service_ip, 8080, 5353))
         deployment.apply(web())
-        await eventually(lambda: reaches_itself(pod, family, place))
+        await eventually(all_reach_themselves)
 
 
-async def test_s3_others_still_reach_the_pod_without_being_masqueraded(
-    world: World, deployment: Deployment, family: Family
-) -> None:
+async def test_s3_others_still_reach_the_pod_without_being_masqueraded(world: World, deployment: Deployment) -> None:
     """A hairpin rule that matched the destination alone would show the pod this node's address."""
     deployment.apply(web(), *endpoint_slices("web", world.web[:1], PORTS))
     await deployment.start(nodes=("node1",))
-    assert (await world.visitor.http(family.service_ip, 8080)).peer == family.of(world.visitor)
+    for family in FAMILIES:
+        assert (await world.visitor.http(family.service_ip, 8080)).peer == family.of(world.visitor)

@@ -8,6 +8,7 @@ would find them late.
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -81,51 +82,51 @@ def does_not_serve(node: Node, family: Family, addresses: Addresses) -> None:
 
 @pytest.mark.parametrize("arrival", ARRIVALS.values(), ids=ARRIVALS)
 async def test_s6_a_node_port_follows_an_address_from_node_to_node(
-    arrival: Arrival, deployed: Deployment, world: World, family: Family
+    arrival: Arrival, deployed: Deployment, world: World
 ) -> None:
     """If addresses were not followed, every call would be refused at first: the address has no virtual server."""
     client, old, new = world.cluster.client, world.cluster.node("node2"), world.cluster.node("node3")
-    stream = await client.open_stream(family.of(old), NODE_PORT)
 
-    async def answers() -> None:
+    async def answers(family: Family) -> None:
         assert (await client.http(family.of(SHARED), NODE_PORT)).host in {"web-1", "web-2", "web-3"}
 
-    arrival.assigned(family, "add", old)
-    with reachable(client, old, family, arrival):
-        await eventually(answers)
-    arrival.assigned(family, "del", old)
-    arrival.assigned(family, "add", new)
-    with reachable(client, new, family, arrival):
-        await eventually(answers)
-    await eventually(lambda: does_not_serve(old, family, SHARED))
-    serves(new, family, SHARED)
-    await goes_on(stream)
-    await stream.close()
+    for family in FAMILIES:
+        stream = await client.open_stream(family.of(old), NODE_PORT)
+        arrival.assigned(family, "add", old)
+        with reachable(client, old, family, arrival):
+            await eventually(partial(answers, family))
+        arrival.assigned(family, "del", old)
+        arrival.assigned(family, "add", new)
+        with reachable(client, new, family, arrival):
+            await eventually(partial(answers, family))
+        await eventually(partial(does_not_serve, old, family, SHARED))
+        serves(new, family, SHARED)
+        await goes_on(stream)
+        await stream.close()
 
 
-async def test_s6_an_address_that_comes_and_goes_in_a_burst_ends_as_it_is(
-    deployed: Deployment, world: World, family: Family
-) -> None:
+async def test_s6_an_address_that_comes_and_goes_in_a_burst_ends_as_it_is(deployed: Deployment, world: World) -> None:
     """If events were merged wrongly, the virtual server would be left over, or be missing in the end."""
     node2, arrival = world.cluster.node("node2"), ARRIVALS["as a secondary address"]
-    for _ in range(10):
+    for family in FAMILIES:
+        for _ in range(10):
+            arrival.assigned(family, "add", node2)
+            arrival.assigned(family, "del", node2)
         arrival.assigned(family, "add", node2)
+        await eventually(partial(serves, node2, family, SHARED))
         arrival.assigned(family, "del", node2)
-    arrival.assigned(family, "add", node2)
-    await eventually(lambda: serves(node2, family, SHARED))
-    arrival.assigned(family, "del", node2)
-    await eventually(lambda: does_not_serve(node2, family, SHARED))
+        await eventually(partial(does_not_serve, node2, family, SHARED))
 
 
-async def test_s6_an_interface_that_goes_takes_its_node_ports_with_it(
-    deployed: Deployment, world: World, family: Family
-) -> None:
+async def test_s6_an_interface_that_goes_takes_its_node_ports_with_it(deployed: Deployment, world: World) -> None:
     """Some kernels send no event for the IPv4 addresses of a deleted interface."""
     node2, arrival = world.cluster.node("node2"), ARRIVALS["on another interface"]
-    arrival.assigned(family, "add", node2)
-    await eventually(lambda: serves(node2, family, SHARED))
+    for family in FAMILIES:
+        arrival.assigned(family, "add", node2)
+        await eventually(partial(serves, node2, family, SHARED))
     node2.run("ip", "link", "del", "vip0")
-    await eventually(lambda: does_not_serve(node2, family, SHARED))
+    for family in FAMILIES:
+        await eventually(partial(does_not_serve, node2, family, SHARED))
     node2.namespace.ip("link add vip0 type dummy\nlink set vip0 up\n")
 
 

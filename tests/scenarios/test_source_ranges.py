@@ -1,8 +1,8 @@
 """`loadBalancerSourceRanges`: of clients outside, pods and the node itself, only those in the ranges get through."""
 
 import asyncio
+import itertools
 from collections import Counter
-from contextlib import ExitStack
 from functools import partial
 from ipaddress import ip_address, ip_network
 
@@ -77,34 +77,38 @@ def only(host: Host, family: Family) -> str:
 
 
 @pytest.mark.parametrize("allowed", ["client", "pod", "node"])
-async def test_only_clients_in_the_ranges_get_through(
-    world: World, deployment: Deployment, family: Family, allowed: str
-) -> None:
+async def test_only_clients_in_the_ranges_get_through(world: World, deployment: Deployment, allowed: str) -> None:
     node1 = world.cluster.node("node1")
     callers: dict[str, Host] = {"client": world.cluster.client, "pod": world.visitor, "node": node1}
-    deployment.apply(web(only(callers[allowed], family)), *endpoint_slices("web", world.web))
-    await deployment.start()
-    with routed(world.cluster.client, family.of(BALANCED), family.of(node1)):
-        for name, caller in callers.items():
+    every_way = list(itertools.product(callers.items(), FAMILIES))
+    deployment.apply(web(*(only(callers[allowed], it) for it in FAMILIES)), *endpoint_slices("web", world.web))
+    await deployment.start(nodes=("node1",))
+    with routed(world.cluster.client, BALANCED, node1):
+        for (name, caller), family in every_way:
             await (gets_through if name == allowed else is_dropped)(caller, family)
             assert (await caller.http(family.of(node1), NODE_PORT)).host.startswith("web-"), "node ports are for all"
         assert await deployment.agents["node1"].kill() == -9
-        for name, caller in callers.items():
+        for (name, caller), family in every_way:
             await (gets_through if name == allowed else is_dropped)(caller, family)
         await deployment.start(nodes=("node1",))
-    assert (await world.visitor.http(family.service_ip, 8080)).host.startswith("web-"), "and so is the ClusterIP"
+    for ip in CLUSTER_IPS:
+        assert (await world.visitor.http(ip, 8080)).host.startswith("web-"), "and so is the ClusterIP"
 
 
-async def test_ranges_are_followed_live(world: World, deployment: Deployment, family: Family) -> None:
+async def test_ranges_are_followed_live(world: World, deployment: Deployment) -> None:
     pod = world.visitor
     deployment.apply(web("192.0.2.0/24", "2001:db8:1::/48"), *endpoint_slices("web", world.web))
-    await deployment.start()
-    await is_dropped(pod, family)
-    for ranges in ([only(pod, family)], ["0.0.0.0/1", "128.0.0.0/1", "::/1", "8000::/1"], ["0.0.0.0/0", "::/0"], []):
+    await deployment.start(nodes=("node1",))
+    for family in FAMILIES:
+        await is_dropped(pod, family)
+    of_the_pod = [only(pod, family) for family in FAMILIES]
+    for ranges in (of_the_pod, ["0.0.0.0/1", "128.0.0.0/1", "::/1", "8000::/1"], ["0.0.0.0/0", "::/0"], []):
         deployment.apply(web(*ranges))
-        await eventually(lambda: gets_through(pod, family))
+        for family in FAMILIES:
+            await eventually(partial(gets_through, pod, family))
         deployment.apply(web("192.0.2.0/24", "2001:db8:1::/48"))
-        await eventually(lambda: is_dropped(pod, family))
+        for family in FAMILIES:
+            await eventually(partial(is_dropped, pod, family))
 
 
 async def test_while_ranges_take_the_place_of_others_the_same_clients_get_through(
@@ -116,7 +120,7 @@ async def test_while_ranges_take_the_place_of_others_the_same_clients_get_throug
     around = [ip_network(f"{family.of(pod)}/{bits - it}", strict=False) for it in (0, 1, 3)]
     assert not any(ip_address(family.of(node1)) in it for it in around)
     deployment.apply(web(str(around[0])), *endpoint_slices("web", world.web))
-    await deployment.start()
+    await deployment.start(nodes=("node1",))
     tries = Counter[tuple[Host, Family]]()
     async with asyncio.TaskGroup() as group:
         attack = group.create_task(keeps_trying(node1, family, tries))
@@ -159,9 +163,7 @@ async def test_a_lock_held_for_a_minute_at_the_first_start_opens_the_port_to_nob
     loop, tries = asyncio.get_running_loop(), Counter[tuple[Host, Family]]()
     ways = [(caller, family) for caller in (pod, node1) for family in FAMILIES]
     deployment.apply(web(*(only(client, family) for family in FAMILIES)), *endpoint_slices("web", world.web))
-    with ExitStack() as routes:
-        for family in FAMILIES:
-            routes.enter_context(routed(client, family.of(BALANCED), family.of(node1)))
+    with routed(client, BALANCED, node1):
         async with asyncio.TaskGroup() as group:
             attacks = [group.create_task(keeps_trying(*way, tries)) for way in ways]
             with held():
