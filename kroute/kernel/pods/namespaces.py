@@ -16,6 +16,7 @@ A socket stays in the namespace in which it was made, and keeps it alive. So it 
 else a pod's devices outlived the pod.
 """
 
+import asyncio
 import ctypes
 import fcntl
 import os
@@ -169,15 +170,16 @@ async def routing_socket(namespace: PodNamespace, proc: Path = PROC) -> AsyncIte
     event loop or its pool, is ever in a foreign namespace. `setns` needs CAP_SYS_ADMIN in the namespace's user
     namespace and in the process's own (net/core/net_namespace.c, netns_install).
     """
-    netlink = NetlinkSocket(NETLINK_ROUTE)
+    netlink, entering = NetlinkSocket(NETLINK_ROUTE), ThreadPoolExecutor(1, "enter pod")
     try:
-        with ThreadPoolExecutor(1, "enter pod") as entering:  # well below a millisecond
-            netlink.adopt(entering.submit(_socket_inside, namespace, proc).result())
+        netlink.adopt(await asyncio.get_running_loop().run_in_executor(entering, _socket_inside, namespace, proc))
     except OSError as error:
         missing = "; CAP_SYS_ADMIN and CAP_SYS_PTRACE are needed, see docs/direct-return.md"
         hint = missing if isinstance(error, PermissionError) else "; the pod may have ended"
         sentence = f"cannot enter the network namespace of process {namespace.pid}: {error.strerror}{hint}"
         raise KernelError(sentence, errno=error.errno) from error
+    finally:
+        entering.shutdown(wait=False)
     try:
         yield netlink
     finally:
