@@ -92,10 +92,7 @@ def day_world() -> Iterator[World]:
 
 @pytest.mark.parametrize(
     "backend",
-    [
-        pytest.param("nftables", marks=pytest.mark.nftables),
-        pytest.param("iptables", marks=[pytest.mark.legacy, pytest.mark.thorough]),
-    ],
+    [pytest.param("nftables", marks=pytest.mark.nftables), pytest.param("iptables", marks=pytest.mark.legacy)],
 )
 async def test_after_a_day_of_trouble_nobody_has_noticed_anything(
     backend: str,
