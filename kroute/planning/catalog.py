@@ -71,7 +71,7 @@ class Catalog:
         return bool(self._own.is_marked or self._marked or self._weights.has_affected or self._batch is not None)
 
     def next_due(self) -> float | None:
-        """In how many seconds there is something to plan if nothing changes before; None: there will be nothing."""
+        """In how many seconds a Service is to be planned even if no change arrives; None: there is none."""
         return self._weights.next_due()
 
     @property
@@ -133,7 +133,7 @@ class Catalog:
         self.set_node(self._own.renewed())
 
     def set_api(self, api: ApiFacts) -> None:
-        """Take what the way to the API says now."""
+        """Store the facts that are known from the way to the API."""
         self._own.api = api
         self.set_node(self._own.renewed())
 
@@ -160,10 +160,11 @@ class Catalog:
 
         Returns the plans that differ from the previous ones; a deleted Service gets an empty plan.
 
-        With a `limit`, only that many Services are planned, the ones that have waited longest; `has_marked` says
-        whether more are left. Services between which an address moves are committed together, beyond the limit if need
-        be, so that no controller sees the address without an owner. The node's plan comes first.
-        With `work`, about that many units are done (virtual servers, real servers, set entries); the next call goes on.
+        The node's plan comes first. With a `limit`, only that many Services are planned, the ones that have waited
+        longest; `has_marked` says whether more are left. Services between which an address moves are committed
+        together, beyond the limit if need be, so that no controller sees the address without an owner. With `work`,
+        planning stops after about that many units (virtual servers, real servers, set entries), and the next call
+        continues; the plans of the Services are returned when all of them are made.
 
         Returns nothing before the initial sync is complete: a plan with half of the endpoints would remove the other
         half from the kernel.
@@ -212,7 +213,7 @@ class Catalog:
                 self._mark(*self._owners.place_node(item))
                 self._weights.place_node(item.key.name, item)
                 if item.key.name == self._settings.node_name:
-                    self._own.item, self._own.is_marked = item, True  # its weight may be no longer wrong
+                    self._own.item, self._own.is_marked = item, True  # a problem of its annotations may be gone
                     self.set_node(self._own.renewed())
             case Pod():
                 self._weights.place_pod(item.key, item)
@@ -220,7 +221,7 @@ class Catalog:
                 assert_never(item)
 
     def _delete(self, kind: type[KubernetesObject], key: ObjectKey) -> None:
-        """Delete an object. When a Node object is deleted, the node keeps its addresses, and so does the catalog."""
+        """Delete an object. When the Node object of this node is deleted, the node's facts stay as they are."""
         if kind is Service and self._services.pop(key, None) is not None:
             self._weights.place_service(key, None)
             self._mark(key, *self._owners.forget_service(key))
@@ -243,7 +244,7 @@ class Catalog:
             self._mark_slices([service])
 
     def _mark_slices(self, services: Iterable[ObjectKey]) -> None:
-        """Mark Services to be planned, whose claims stay as they are."""
+        """Mark Services to be planned, with the claims that they have."""
         for service in services:
             self._marked.setdefault(service, False)
 
@@ -251,18 +252,18 @@ class Catalog:
         """Take marked Services, oldest mark first, and renew their claims.
 
         Returns the frontends that were computed for the claims, or None where none were computed. A Service that an
-        address moves to or from is taken as well. One whose address only has another holder waits till the others are
-        planned: many may share an address.
+        address moves to or from is taken as well. A Service that claims an address in vain, and whose plan only has to
+        name another holder, waits until all others are planned: many may claim one address.
         """
         keys = deque(islice(self._marked, limit))
         movers: set[ObjectKey] = set()
         due: dict[ObjectKey, Frontends | None] = {}
         while movers or (keys and not (due and meter.spent >= meter.limit)):
             key = movers.pop() if movers else keys.popleft()
-            claims_anew = self._marked.pop(key, False)
+            renews_claims = self._marked.pop(key, False)
             due.setdefault(key, None)
             meter.spent += 1
-            if claims_anew:
+            if renews_claims:
                 frontends, moved = self._settle_claims(key)
                 due[key] = frontends
                 meter.spent += len(frontends.served) if frontends is not None else 0
@@ -270,7 +271,8 @@ class Catalog:
         if not self._marked:
             losers = self._claims.take_losers() - due.keys()
             due.update(dict.fromkeys(losers if limit is None else ()))
-            self._marked = dict.fromkeys(losers if limit is not None else (), False)  # one that was large stays slow
+            # A new dict: one that was large stays slow to iterate over.
+            self._marked = dict.fromkeys(losers if limit is not None else (), False)
         return due
 
     def _settle_claims(self, key: ObjectKey) -> tuple[Frontends | None, set[ObjectKey]]:
@@ -306,14 +308,14 @@ class Catalog:
 
 
 class _Known(msgspec.Struct):
-    """A Service, and its frontends as its claims were last settled by; None: not since it has changed."""
+    """A Service, and the frontends for which its claims were last settled; None: it has changed since."""
 
     service: Service
     frontends: Frontends | None = None
 
 
 class _OwnNode:
-    """What is known of this node, and its plan."""
+    """What is known about this node, and its plan."""
 
     def __init__(self, settings: Settings, facts: NodeFacts) -> None:
         self.facts = facts
@@ -325,7 +327,7 @@ class _OwnNode:
         self._plan: NodePlan | None = None
 
     def renewed(self) -> NodeFacts:
-        """The facts by what is known now."""
+        """The node's facts, from all that is known now."""
         return node_facts(self._settings, self.item, self.interfaces, self.api)
 
     def newest_plan(self, generation: int) -> NodePlan | None:

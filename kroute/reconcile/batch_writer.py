@@ -1,4 +1,4 @@
-"""Write a batch of changes, and do with each what follows: log and count it, note it as applied, or try it again.
+"""Write a batch of changes, then log, count and note as applied each accepted change, and retry each refused one.
 
 A log has one line for each change, unless a batch has very many.
 """
@@ -22,11 +22,11 @@ MANY = 64
 
 
 class BatchWriter(Generic[C, K]):
-    """What follows a write of changes of one kind (C), each of which concerns one object (K).
+    """Writes changes of one kind (C), each of which concerns one object (K), and does what follows.
 
-    `key_of` returns a change's object: one that is refused is tried again later, alone. `tell` logs changes that the
-    kernel has accepted, before `note` notes each as applied (None: the caller does). `owners_of` returns the Services
-    that need an object.
+    `key_of` returns a change's object: an object that is refused is tried again later, alone. `tell` logs the changes
+    that the kernel has accepted, before `note` notes each as applied (None: the caller does that). `owners_of` returns
+    the Services that need an object.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class BatchWriter(Generic[C, K]):
     ) -> list[C]:
         """Send the changes, and settle them; returns those that the kernel has accepted.
 
-        One refused with an errno in `harmless` counts as accepted: the kernel was as desired already.
+        A change that is refused with an errno in `harmless` counts as accepted: the kernel was already as desired.
         """
         failures = await send(changes)
         return self.settle(

@@ -1,8 +1,8 @@
 """Fan plans out to the controllers.
 
 Each subscriber has its own queue, with one place for each Service and one for the node: a newer plan replaces an older
-one that still waits. So a slow subscriber costs memory for at most one plan a Service, and never delays another. One
-that reads little of a plan is not woken by those that have nothing new for it: these are skipped.
+one that still waits. So a slow subscriber costs memory for at most one plan a Service, and never delays another. A
+subscriber that reads little of a plan does not receive, and is not woken by, plans that have nothing new for it.
 Everything here runs in the event loop's thread. `publish` and `take` do not await, so each is atomic.
 """
 
@@ -16,10 +16,11 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, ServicePlan
 
 IsNews = Callable[[Plan, Plan | None], bool]
-"""Whether a plan has something new for a subscriber, compared with the one before; None: the Service had none."""
+"""Whether a plan has something new for a subscriber, compared with the plan before it; None: there was none."""
 
 Skip = Callable[[Plan, Plan], None]
-"""Called with the plan before and a newer one that has nothing new for a subscriber, which does not get it."""
+"""Called with a plan that a subscriber does not receive, because it has nothing new for it, and the plan before it.
+The older plan is the first argument."""
 
 
 class QueueStatistics(msgspec.Struct, frozen=True):
@@ -77,7 +78,7 @@ class Subscription:
         return QueueStatistics(self.name, depth, time.monotonic() - self._since if depth else 0.0)
 
     def put(self, plans: Sequence[tuple[Plan, Plan | None]], now: float, *, wake: bool = True) -> None:
-        """Add plans to the queue, each given with the one before, and wake the subscriber if `wake` and any is news.
+        """Add plans, each given with the plan before it, and wake the subscriber if `wake` and any of them is news.
 
         The first call with `wake` always wakes it. Only the broadcaster calls this.
         """
@@ -134,8 +135,8 @@ class Broadcaster:
     def subscribe(self, name: str, is_news: IsNews | None = None, skip: Skip | None = None) -> Subscription:
         """Open a queue that holds all newest plans. Its subscriber is woken at once if the initial sync is complete.
 
-        Of later plans it gets those that are news, and those that replace one that still waits. `skip` is called with
-        the others.
+        Of later plans, the queue gets those that are news and those that replace a plan that still waits. `skip` is
+        called with the others.
         """
         subscription = Subscription(name, self.plans, started=self._started, is_news=is_news, skip=skip)
         self._subscriptions.append(subscription)
@@ -153,7 +154,7 @@ class Broadcaster:
             subscription.put(batch, now, wake=self._started)
 
     def _replace(self, plan: Plan) -> Plan | None:
-        """Keep the plan; returns the one before."""
+        """Store the plan; returns the plan before it."""
         before: Plan | None
         if isinstance(plan, NodePlan):
             before, self._node = self._node, plan

@@ -28,10 +28,11 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 PLANS_A_SLICE = 64
-"""Plans that a controller accepts before other tasks run. It is small because all controllers do so at once."""
+"""Plans that a controller accepts before other tasks run. They are few because all controllers accept at once."""
 
 MOST_EVENTS = 20_000
-"""Events of the kernel that wait for a pass: as many as fit into a monitor's socket. In place of more, it resyncs."""
+"""Events of the kernel that may wait for a pass: as many as fit into a monitor's socket. If there are more, the
+controller drops them and resyncs."""
 
 _PASS = "pass"  # noqa: S105  the key under which a whole pass is retried
 
@@ -39,8 +40,8 @@ _PASS = "pass"  # noqa: S105  the key under which a whole pass is retried
 class Controller(ABC):
     """Applies plans to one part of the kernel.
 
-    `clock` returns seconds and never goes back. `monitor` serves this controller only; None: its part of the kernel
-    sends no events.
+    `clock` returns seconds and never goes back. `monitor` serves this controller only; it is None if this part of the
+    kernel sends no events. `has_adopted`: the first resync is done.
     """
 
     name: ClassVar[str]
@@ -96,8 +97,8 @@ class Controller(ABC):
     async def look(self) -> bool:
         """Whether this controller's part of the kernel may have been changed by others since the last scan or look.
 
-        It runs every resync period, so it must cost much less than `read`. True makes a resync follow in the same pass,
-        which names and repairs the drift. A controller that cannot tell answers True. A look may miss what a resync
+        It runs every resync period, so it must cost much less than `read`. After True, a resync follows in the same
+        pass; it names and repairs the drift. A controller that cannot tell returns True. A look may miss what a resync
         finds later; docs/drift.md says for each object how late that may be.
         """
         return True
@@ -141,7 +142,7 @@ class Controller(ABC):
             await self.wake.wait()
 
     async def step(self) -> None:
-        """Make one pass. A refusal of the kernel's is logged and tried again later, never raised."""
+        """Make one pass. What the kernel refuses is logged and tried again later, never raised."""
         await self._take()
         now = self.clock()
         if not self._passes.is_waiting(_PASS, now):
@@ -208,9 +209,9 @@ class Controller(ABC):
         counters.resyncs += 1
 
     def restrain(self, seconds: float) -> None:
-        """Repair what others change once in so many seconds at most, for as long as a rival writes the same objects.
+        """Repair what others change at most once in so many seconds, while a rival writes the same objects.
 
-        0 ends that. What plans want is written at once all the same.
+        0 ends that. Changes of plans are still written at once.
         """
         self._schedule.restraint = seconds
         self.resync_soon()
@@ -245,7 +246,7 @@ class Controller(ABC):
         self.status.retries.expire(started)
 
     async def _finds_change(self, now: float) -> bool:
-        """Look whether somebody else may have changed something. If that fails, a resync says why."""
+        """Look whether another program may have changed something. If the look fails, a resync finds out why."""
         try:
             if await self.look():
                 return True
@@ -257,10 +258,10 @@ class Controller(ABC):
         return False
 
     async def _resync_if_readable(self) -> None:
-        """Resync. When the kernel's state changes faster than it can be read, write what is due without it.
+        """Resync. When the kernel's state changes faster than it can be read, leave the resync for later.
 
-        Nothing is taken to be missing that an interrupted reading did not find. Before the adoption, and after a pass
-        that failed, too little is known to write without a reading.
+        What an interrupted scan did not find does not count as missing. Before the adoption, and after a pass that
+        failed, the interruption is raised: too little is known then to write without a scan.
         """
         try:
             await self.resync()

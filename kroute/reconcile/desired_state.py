@@ -36,10 +36,11 @@ class Delta(NamedTuple, Generic[K, V]):
 class DesiredState(Generic[K, V]):
     """The desired and the applied state of one kind of kernel object. Values are never None.
 
-    `agree` says whether an applied value is as good as a desired one. `is_nothing` says of a desired value that the
-    object should not be in the kernel. When several owners want one object, the newest wins. The catalog resolves
-    conflicts, so this lasts only while one batch of plans is read. `count` is told each object that comes into the
-    applied state (1) or leaves it (-1). `changes` grows whenever anything is to be compared again, or is applied.
+    `agree` says whether an applied value is as good as a desired one. `is_nothing` says whether a desired value means
+    that the object should not be in the kernel. When several owners want one object, the newest wins. The catalog
+    resolves conflicts, so this lasts only while one batch of plans is read. `count` is called with each object that
+    comes into the applied state (1) or leaves it (-1). `changes` grows whenever an object is to be compared again, or
+    is noted as applied.
     """
 
     def __init__(
@@ -60,9 +61,12 @@ class DesiredState(Generic[K, V]):
         """The keys of all objects that have yet to be compared or written; all others are right. To be read only."""
         self.changes = 0
         self._leaving: dict[K, Revision | None] = {}
-        """Applied objects that no owner wants, each with the plan that was the last to drop it; None: no plan did."""
+        """Applied objects that no owner wants, each with the revision that was the last to drop it.
+
+        None: no revision has dropped the object yet. An earlier run left it, and no plan of this run wanted it.
+        """
         self._departing: Counter[ObjectKey] = Counter()
-        """How many of these each owner was the last to drop."""
+        """How many of the leaving objects each owner was the last to drop."""
         self._resync: Callable[[], Resync[K, V] | None] = lambda: None
 
     # What is desired
@@ -88,7 +92,7 @@ class DesiredState(Generic[K, V]):
             self._wanted.pop(owner, None)
 
     def drop_unwanted(self, revision: Revision) -> None:
-        """Let this revision drop every applied object that no plan of this run has wanted."""
+        """Let this revision drop every applied object that no plan of this run has wanted, so that it can depart."""
         for key in [key for key, dropped_by in self._leaving.items() if dropped_by is None]:
             self._drop(key, revision)
 
@@ -98,7 +102,7 @@ class DesiredState(Generic[K, V]):
         return self._wanted[owners[-1]][key] if owners else None
 
     def known_key(self, key: K) -> K:
-        """The key by which an unsettled object is known, usually the plan's, so that there is one of it; else `key`."""
+        """The key under which an unsettled object is known, usually the plan's; else `key`. So memory has it once."""
         return self.unsettled.get(key, key)
 
     def desired_keys(self) -> Set[K]:
@@ -118,7 +122,7 @@ class DesiredState(Generic[K, V]):
     def note_applied(self, key: K, value: V | None) -> None:
         """Remember that the kernel now has the object with this value; None: that it does not have it."""
         if (resync := self._resync()) is not None:
-            resync.overtaken.add(key)  # what it finds of this object may be older than this call
+            resync.overtaken.add(key)  # what the scan finds of this object may be older than this call
         self._remember(key, value)
 
     def recheck(self, key: K) -> None:
@@ -167,16 +171,16 @@ class DesiredState(Generic[K, V]):
         return all(map(self.is_right, self.unsettled_of(owner)))
 
     def unsettled_of(self, owner: ObjectKey) -> Iterator[K]:
-        """The unsettled objects that this owner wants; its others are right."""
+        """The unsettled objects that this owner wants; all others that it wants are right."""
         fewer, more = sorted((self._wanted.get(owner, {}).keys(), self.unsettled.keys()), key=len)
         return (key for key in fewer if key in more)
 
     async def pending(self) -> AsyncIterator[list[Delta[K, V]]]:
-        """The deltas that are yet to be written, in slices, the oldest first; nobody may touch them meanwhile.
+        """The deltas that are yet to be written, in slices, the oldest first; they must not change meanwhile.
 
         An applied value that equals the desired one is replaced by it, so that it is in memory once.
         """
-        # A new one: Python iterates over the whole table of a dict that was once large, however few keys are left.
+        # A new dict: Python iterates over the whole table of one that was once large, however few keys are left.
         self.unsettled = dict(self.unsettled.items())
         for number, keys in enumerate(cut(list(self.unsettled))):
             if number:
@@ -203,7 +207,7 @@ class DesiredState(Generic[K, V]):
         return deltas
 
     def _remember(self, key: K, value: V | None) -> bool:
-        """Take in what the kernel has now; returns whether the object is right."""
+        """Store what the kernel has now; returns whether the object is right."""
         self.changes += 1
         desired = self.desired(key)
         if self._count is not None and (key in self._applied) is (value is None):
@@ -264,8 +268,8 @@ class Resync(Generic[K, V]):
     """A resync in progress. Scanned objects are compared as they arrive, so the kernel's state is in memory only once.
 
     `overtaken` are the objects that were written or checked since it began: what the scan says of them is ignored.
-    `remember` puts a scanned value into the applied state (None: the kernel does not have it), and says whether that is
-    right.
+    `remember` puts a scanned value into the applied state (None: the kernel does not have the object), and returns
+    whether the object is right.
     """
 
     def __init__(self, state: DesiredState[K, V], remember: Callable[[K, V | None], bool]) -> None:
@@ -277,7 +281,7 @@ class Resync(Generic[K, V]):
         self._drift: list[Delta[K, V]] = []
 
     def found(self, key: K, value: V) -> None:
-        """Take in an object of the scan. A value that agrees with the applied one is dropped, and that one kept."""
+        """Take in an object of the scan. If its value agrees with the applied one, the applied one is kept."""
         self._unseen.discard(key)
         if key in self.overtaken:
             return

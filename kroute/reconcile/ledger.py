@@ -3,17 +3,18 @@
 The ledger is an append-only file of JSON lines in the state directory. That directory is on a tmpfs, so the file lives
 exactly as long as the kernel's state. It names every virtual server that kroute made, the dummy link if kroute made it,
 the addresses and synchronization daemons of a director, the first value of each sysctl and of the IPVS timeouts that
-kroute changed, and the proxies of which a take-over is unfinished. A line is written before the kernel is changed. The
-line that revokes it is written after the change was undone. So the ledger may name an object that does not exist, but
-never misses one that does. When the last line has no newline, kroute or the machine stopped while writing it, and its
-change never began.
+kroute changed, and the proxies whose take-over is unfinished. A line is written before the kernel is changed. The line
+that revokes it is written after the change was undone. So the ledger may name an object that does not exist, but never
+misses one that does. When the last line has no newline, kroute or the machine stopped while writing it, and its change
+never began.
 
-With a whole ledger, exactly the objects that it names are ours. Without one (at a first start, or when somebody removed
-or emptied it) the caller decides from what the kernel has. With one that lacks lines it decides from both. It records
-the result with `adopt`. `ledger_file` knows the format of the file. `Exclusion` says where the ledger alone decides.
+With a whole ledger, exactly the objects that it names are ours. Without a ledger (at a first start, or when somebody
+removed or emptied it), the caller decides from what the kernel has. With a ledger that lacks lines, the caller decides
+from both. The caller records the decision with `adopt`. `ledger_file` knows the format of the file. `Exclusion` says
+where the ledger alone decides.
 
-An intact line that cannot be decoded is the entry of another version of kroute. It stays in the file, so that this
-version, when it comes back, finds what it made (docs/upgrade.md).
+An intact line that cannot be decoded is the entry of another version of kroute. It stays in the file, so that the other
+version finds what it made when it comes back (docs/upgrade.md).
 """
 
 import os
@@ -33,7 +34,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 _SLACK = 1024
-"""How many stale lines the file may have, beside one for each entry that holds, before it is rewritten."""
+"""How many stale lines the file may have, in addition to one for each entry that holds, before it is rewritten."""
 _MOST_WARNINGS = 5
 """How many undecodable lines the log names."""
 _SENSELESS = (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError)
@@ -173,7 +174,7 @@ class Ledger:
 
     @property
     def virtual_servers(self) -> KeysView[VirtualServerKey]:
-        """Those that kroute made, in the order in which it made them."""
+        """The virtual servers that kroute made, in the order in which it made them."""
         return self._virtual_servers.keys()
 
     def adopt(self, virtual_servers: Iterable[VirtualServerKey], links: Iterable[str]) -> None:

@@ -5,9 +5,9 @@ overwritten in its place after they were written, so it never counts a line that
 emptied, cut short or edited is recognised as damaged. A file whose last batch was interrupted is not: the batch's
 change never began.
 
-The file of a version before 0.1.0 has neither, and all its lines are accepted. What versions owe each other is written
-in docs/upgrade.md: new entries are new lines, which an older version keeps and does not read. Only if the form of the
-lines itself changed would the head say a higher version.
+The file of a version before 0.1.0 has neither checksums nor a head, and all its lines are accepted. docs/upgrade.md
+says what versions owe each other: new entries are new lines, which an older version keeps and does not read. The
+version in the head grows only if the form of the lines itself changes.
 """
 
 import os
@@ -106,6 +106,6 @@ def _is_sealed(line: bytes) -> bool:
 
 
 def _head(line: bytes) -> _Head | None:
-    """The head that `line` is; None if it is none."""
+    """The line as a head; None if it is not one."""
     found = _HEAD.match(line)
     return _Head(int(found[1]), int(found[2])) if found is not None and _is_sealed(line) else None

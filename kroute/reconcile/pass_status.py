@@ -36,13 +36,14 @@ Report = Callable[[ObjectKey, Problem], None]
 class ControllerStatistics(msgspec.Struct):
     """Counters of one controller since its start.
 
-    `waiting` is how many objects failed and wait for another attempt. `denied` counts failures because a privilege is
-    missing. `resyncs` counts complete scans of the kernel, `looks` those looks that found no reason for one. The last
-    resync took `resync_cost` seconds of processor time; if nothing asks for one before, the next comes `resync_pause`
-    seconds after it. `digests`, `digest_cost` and `digest_pause` say the same of the digests that looks and resyncs
-    take. `last_resync` is the Unix time of the last scan, `last_look` that of the last look or scan, `last_success`
-    that of the last pass that did not fail as a whole; 0 for none. `failing_for` is for how many seconds every pass has
-    failed, the last one with `last_error`. `busy_for` is for how many seconds the current pass has been running.
+    `waiting` is how many objects failed and wait for another attempt. `denied` counts failures because of a missing
+    privilege. `resyncs` counts complete scans of the kernel, `looks` those looks that found no reason for a resync. The
+    last resync took `resync_cost` seconds of processor time; unless there is a reason for one earlier, the next comes
+    `resync_pause` seconds after it. `digests`, `digest_cost` and `digest_pause` are the same for the digests that looks
+    and resyncs take. `last_resync` is the Unix time of the last scan, `last_look` that of the last look or scan,
+    `last_success` that of the last pass that did not fail as a whole; 0 for none. `failing_for` is for how many seconds
+    every pass has failed, the last one with `last_error`. `busy_for` is for how many seconds the current pass has been
+    running.
     """
 
     writes: int = 0
@@ -91,7 +92,7 @@ class PassStatus:
         )
 
     def waiting(self) -> Set[Hashable]:
-        """What has failed and is not due for its next attempt yet."""
+        """The keys of what has failed and is not due for its next attempt yet."""
         return self.retries.waiting(self.clock()) if self.retries else _NONE
 
     def wrote(self, changes: int) -> None:
@@ -99,7 +100,7 @@ class PassStatus:
         self.counters.writes += changes
 
     def repaired(self, drift: Iterable[str]) -> None:
-        """Count and log each repair of what somebody else has changed."""
+        """Count and log each repair of what another program has changed."""
         for what in drift:
             self.counters.repairs += 1
             log.warning("repair", controller=self._name, what=what)
@@ -144,7 +145,7 @@ class PassStatus:
         self.counters.last_error = ""
 
     def hindered(self, by: str) -> None:
-        """Note what keeps successful passes from a write that concerns all Services; "" when nothing does any more."""
+        """Note what prevents a write that concerns all Services, though passes succeed; "" if nothing prevents it."""
         self._hindrance = by
         if not by:
             self._hindered_since = None

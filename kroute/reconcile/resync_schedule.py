@@ -1,16 +1,16 @@
 """When a controller looks at its part of the kernel, and when it reads all of it again (a resync).
 
-A look is cheap, and happens every period. A resync is as expensive as the kernel's state is large. So it waits until it
-costs no more than the controller's share of a processor, and a quarter of it while no drift was ever found, unless
-there is a reason for it: the caller then makes it at once. After one that found drift the next is a period away,
-because a program that has written once may write again. Each that finds none doubles the pause, up to what the share
-allows.
+A look is cheap, and happens every period. The cost of a resync grows with the kernel's state. So resyncs are so far
+apart that they cost no more than the controller's share of a processor, or a quarter of that share as long as no drift
+was ever found. Where there is a reason for a resync, the caller makes one at once. After a resync that found drift, the
+next is one period later, because a program that has written once may write again. Each resync that finds none doubles
+the pause, up to what the share allows.
 
 A digest (`kroute.kernel.digest`) finds what the kernel has not reported. It costs as much as the kernel needs for the
-listing, so it is due at every fourth look, or more rarely if that would cost more than its share, but at the fortieth
-at the latest. A resync takes one, too.
+listing. So it is due at every fourth look, or more rarely if that would cost more than its share, but at least at every
+fortieth. A resync takes a digest, too.
 
-An `Alarm` wakes the controller when any of that is due.
+An `Alarm` wakes the controller when any of these is due.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from kroute.reconcile.pass_status import ControllerStatistics
 T = TypeVar("T")
 
 LONGEST_PAUSE = 3600.0
-"""The most seconds between two resyncs of a controller that has found drift before, whatever they cost."""
+"""The most seconds between two resyncs of a controller that has ever found drift, whatever they cost."""
 LONGEST_UNDISTURBED = 86400.0
-"""The same of one that has never found any: by then what no look can see is found."""
+"""The same for a controller that has never found any: what no look can see is found by then."""
 
 UNDISTURBED = 1 / 4
-"""The part of its share that the resyncs of a controller take that has never found any drift."""
+"""The part of its share that the resyncs of a controller take as long as it has never found drift."""
 
 LEAST_LOOKS, MOST_LOOKS = 4, 40
 """From one digest to the next one."""
@@ -39,11 +39,11 @@ SHARE_OF_DIGESTS = 1 / 16
 
 
 class ResyncSchedule:
-    """Times are seconds on the caller's clock, `cost` is seconds of processor time.
+    """Says when looks and resyncs are due. Times are seconds on the caller's clock.
 
     `period` is between two looks. `share` is the part of one processor that resyncs may take on average: 0.001 is 0.1%.
-    With 0 they are as far apart as may be. `longest` is the most seconds between two of them while there has been no
-    drift. The first resync is due at once.
+    With 0, resyncs are `longest` apart, or `LONGEST_PAUSE` once there has been drift. `longest` is the most seconds
+    between two resyncs while there has been no drift. The first resync is due at once.
     """
 
     def __init__(self, period: float, share: float, now: float, longest: float = LONGEST_UNDISTURBED) -> None:
@@ -88,7 +88,10 @@ class ResyncSchedule:
         self.look_due = self.resync_due = self._regular = now + self._period * fraction
 
     def ends(self, cost: float, *, is_clean: bool) -> None:
-        """The resync that has begun is complete. `is_clean`: there was no drift since the one before, nor in it."""
+        """The resync that has begun is complete, and took `cost` seconds of processor time.
+
+        `is_clean`: neither it nor anything else since the resync before it has found drift.
+        """
         if not is_clean:
             self._longest, self._part = LONGEST_PAUSE, 1.0
         share = self._share * self._part
@@ -130,9 +133,9 @@ class Metered(Generic[T]):
 
 
 class DigestPace:
-    """Says at which looks a digest is due. `period` is seconds between two looks, `budget` the resyncs' of all.
+    """Says at which looks a digest is due. `period` is seconds between two looks, `budget` is Settings.resync_budget.
 
-    `counters` are told how many there were, what the last one cost, and how long it is to the next.
+    It counts digests in `counters`, with the cost of the last one and the pause until the next.
     """
 
     def __init__(self, period: float, budget: float, counters: ControllerStatistics) -> None:
@@ -161,7 +164,7 @@ class DigestPace:
 
 
 class Pace:
-    """When to answer what somebody else does again and again. All times are seconds, on the caller's clock.
+    """When to answer what another program does again and again. All times are seconds, on the caller's clock.
 
     The first answer is due at once. Each later one is due a pause after the one before; the pauses grow from `first` up
     to `limit`. After `limit` seconds in which nothing happened, the next answer is due at once again.
@@ -174,7 +177,7 @@ class Pace:
         self._last = float("-inf")
 
     def next(self, now: float) -> float:
-        """When the answer to what has happened now is due."""
+        """When the answer to an event at `now` is due."""
         if now - self._last > self._limit:
             self._backoff.reset()
             self._due = now
@@ -187,8 +190,8 @@ class Pace:
 class Alarm:
     """Sets `event` when it is time, by `clock`, which returns seconds and never goes back.
 
-    A timer stays when the time moves away, and is set again when it has gone off too early. So a time that is moved
-    often, as by each pass of a controller, costs neither a timer nor a reading of the clock.
+    When the time moves to a later one, the timer stays; when that goes off too early, another one is set. So a time
+    that moves often, as with each pass of a controller, costs neither a timer nor a reading of the clock.
     """
 
     def __init__(self, event: asyncio.Event, clock: Callable[[], float]) -> None:
@@ -198,13 +201,13 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, due: float) -> None:
-        """Let it be time at `due` seconds, instead of when it was set for before."""
+        """Set the event at `due` seconds; this replaces the time that was given before."""
         self._due = due
         if due < self._timer_due:
             self._set_timer()
 
     def stop(self) -> None:
-        """Let it never be time."""
+        """Do not set the event any more."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_due = None, math.inf

@@ -1,10 +1,11 @@
-"""The base of route_fix and masquerade: their objects exist before a VIP goes live, and are deleted after it.
+"""The base of route_fix and masquerade: their objects exist before a VIP goes live, and are deleted after it has gone.
 
 Both write a plan's objects and then say that the plan has passed their stage. Both delete an object that no plan names
-only after service_proxy has withdrawn its addresses and virtual servers.
+only after service_proxy has said that the plan which dropped it is WITHDRAWN.
 
-A write in many batches does not hold up the plans that arrive meanwhile: they are taken in between two batches, and
-what is left to write of the smallest comes first. So a Service waits for one batch of a larger one, not for all.
+A write in many batches does not hold up the plans that arrive meanwhile: the controller takes these in between two
+batches, and continues with the owner that has the fewest objects left to write. So a Service waits for one batch of a
+larger Service, not for all its batches.
 """
 
 import asyncio
@@ -36,7 +37,8 @@ V = TypeVar("V")
 
 
 BATCH_SECONDS, LEAST_BATCH = 0.25, 16
-"""How long a batch should take, unless it is of so few objects. The kernel is slow with large sets of networks."""
+"""A batch should take at most so many seconds, unless it has no more objects than this. The kernel is slow with large
+sets of networks."""
 
 
 class _Queue(Generic[K]):
@@ -47,7 +49,7 @@ class _Queue(Generic[K]):
         self._sizes: list[tuple[int, ObjectKey]] = []
 
     def put(self, owner: ObjectKey, keys: list[K]) -> None:
-        """Replace what is left to write of an owner's."""
+        """Replace what is left to write for an owner."""
         if keys:
             self._left[owner] = keys
             heappush(self._sizes, (len(keys), owner))
@@ -55,7 +57,7 @@ class _Queue(Generic[K]):
             self._left.pop(owner, None)
 
     def add(self, owner: ObjectKey, keys: list[K]) -> None:
-        """Put these behind what is left to write of the owner's."""
+        """Append these to what is left to write for the owner."""
         self.put(owner, [*self._left.get(owner, ()), *keys])
 
     def __bool__(self) -> bool:
@@ -141,7 +143,7 @@ class StagedController(Controller, Generic[K, V]):
 
     @abstractmethod
     def fields_of(self, delta: Delta[K, V]) -> dict[str, object]:
-        """The log line's fields for a written delta, besides the Service."""
+        """The log line's fields for a written delta, in addition to the Service."""
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Take the plans into the desired state."""
@@ -185,7 +187,7 @@ class StagedController(Controller, Generic[K, V]):
             return
         due = await self._due()
         if not (due or self.status.waiting()):
-            self._seen = seen  # until that changes, all that is in doubt waits
+            self._seen = seen  # until that changes, every unsettled object waits
         await self._write_all(due)
 
     async def _due(self) -> "_Queue[K]":
@@ -221,10 +223,10 @@ class StagedController(Controller, Generic[K, V]):
                 has_taken = True
                 await self._take_into(due)
         if has_taken:
-            self.wake.set()  # for whatever else it was set, and for what may be written only after this
+            self.wake.set()  # it may have been set for another reason, too; and some deltas may be written only now
 
     def _put_back(self, due: "_Queue[K]", keys: Set[K], now: Set[K]) -> None:
-        """Try those again that may not be written now, if their owners' others are: they may wait for these."""
+        """Put back the objects that wait, if objects of the same owners are written now: they may wait for those."""
         waiting: defaultdict[ObjectKey, list[K]] = defaultdict(list)
         for key in keys - now:
             waiting[self.desired.responsible(key)[-1]].append(key)
@@ -246,7 +248,7 @@ class StagedController(Controller, Generic[K, V]):
     def may_write(self, delta: Delta[K, V]) -> bool:
         """Whether this delta need not wait. By default a deletion waits until the plan that dropped it is WITHDRAWN.
 
-        It may depend on the desired state, and on the stages that this controller waits for.
+        The answer may depend only on the desired state, and on the stages that this controller waits for.
         """
         return delta.desired is not None or self.gate.has_passed(self.desired.dropped_by(delta.key), WITHDRAWN)
 

@@ -7,6 +7,6 @@ names it), and `applied` is the object as the kernel has it (None: it is missing
 - `differences(...)`: what is not as desired, in sentences in the present tense, as `kroute explain` prints them.
 - `describe_drift(...)`: what a resync has found and repairs, in one sentence, as the log has it.
 
-An object is stale if it is kroute's and no plan names it any more. It is foreign if kroute has not made it. The
-functions here ignore whether an object is foreign: the controllers decide about that.
+An object is stale if kroute has made it and no plan names it any more. It is foreign if kroute has not made it. The
+functions here ignore whether an object is foreign: the controllers decide that.
 """

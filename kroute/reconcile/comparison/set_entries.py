@@ -17,7 +17,7 @@ def differences(
 ) -> list[str]:
     """What is not as desired, one sentence each. `name_of` returns the kernel's name of an entry's set.
 
-    A pod network in another one that the kernel has counts as there: some backends leave it out.
+    A pod network inside another one that the kernel has counts as present: some backends leave it out.
     """
 
     def said(entry: SetEntry) -> tuple[str, str]:

@@ -19,7 +19,7 @@ class SourceRoute(NamedTuple):
 
 
 ANY_SOURCE = SourceRoute(())
-"""Desired where the node's own address is not known: any route agrees with it, and stays."""
+"""What is desired while the node's own address is not known: any route agrees with it, and stays."""
 
 
 def desired_by(vip: Vip) -> SourceRoute:

@@ -1,7 +1,7 @@
 """Virtual servers and their real servers.
 
 A virtual server that is desired without real servers must not be in the kernel: there it would take packets before the
-filter could refuse them. It stays only while old real servers of it have TCP connections. A real server with weight 0
+filter could refuse them. It stays only while its old real servers have TCP connections. A real server with weight 0
 that is not desired drains, and comparisons ignore it.
 
 The order of real servers matters to the schedulers of SCHEDULERS_BY_ORDER alone. A plan's real servers are sorted, and
@@ -26,7 +26,7 @@ from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
 
 WRONG_METHOD = -1
-"""The weight, which no plan has, of a real server that is forwarded to in another way than planned."""
+"""In the terms of plans, the weight of a real server with another forwarding method than planned. No plan has it."""
 _WRONG_METHODS = {False: frozenset({TUNNEL, DIRECT_ROUTING}), True: frozenset({MASQUERADING, DIRECT_ROUTING})}
 """The forwarding methods that a real server must not have, by whether its virtual server is tunnelled."""
 
@@ -88,7 +88,7 @@ def count_real_servers(
 
 
 def count_ejected(desired: VirtualServer, applied: Mapping[RealServerKey, RealServerState]) -> int:
-    """How many of those that `count_real_servers` counts as draining are ejected."""
+    """How many of the real servers that `count_real_servers` counts as draining are ejected."""
     if desired.ejection is None:
         return 0
     present = ((server.weight, applied.get((server.address, server.port))) for server in desired.real_servers)
@@ -165,9 +165,9 @@ def matches_exactly(applied: VirtualServerState, desired: VirtualServer) -> bool
 def has_real_servers(
     applied: Mapping[RealServerKey, RealServerState], server: VirtualServer, draining: Collection[RealServerKey]
 ) -> bool:
-    """Whether the kernel serves as `server` says, by weight and method, and has beside that only `draining` ones.
+    """Whether the kernel has the real servers of `server`, with weight and method, and no others but `draining` ones.
 
-    One that drains and has a weight does not drain: somebody else has given it that.
+    A real server of `draining` that has a weight does not drain: another program has given it that weight.
     """
     wrong = _WRONG_METHODS[server.is_tunnelled]
     serving = {
@@ -188,12 +188,12 @@ def is_in_order(applied: Mapping[RealServerKey, RealServerState], desired: Virtu
 
 
 def is_climbing(desired: VirtualServer, planned: int, applied: int) -> bool:
-    """Whether a real server with this planned weight may have this one in the kernel because of its slow start."""
+    """Whether a real server with this planned weight may have the applied weight because of its slow start."""
     return desired.slow_start > 0 and 0 < applied < planned
 
 
 def is_ejected(desired: VirtualServer, planned: int, applied: int) -> bool:
-    """Whether a real server with this planned weight may have this one in the kernel because it was ejected."""
+    """Whether a real server with this planned weight may have the applied weight because it was ejected."""
     return desired.ejection is not None and applied == 0 < planned
 
 
@@ -215,7 +215,7 @@ def is_served_out(applied: VirtualServer, draining: Collection[RealServerKey]) -
 def agrees(applied: VirtualServer, desired: VirtualServer, draining: Collection[RealServerKey] = ()) -> bool:
     """Whether both serve in the same way; for most schedulers the order of real servers does not matter.
 
-    `draining` are real servers that the kernel has in addition to those of `applied`, with weight 0.
+    `draining` are the real servers with weight 0 that the kernel has in addition to those of `applied`.
     """
     if is_nothing(desired):
         return not applied.real_servers and not is_served_out(applied, draining)
@@ -301,7 +301,7 @@ def method_of(server: VirtualServer) -> str:
 
 
 def _differing_methods(wanted: VirtualServer, applied: Mapping[RealServerKey, RealServerState]) -> list[str]:
-    """A sentence for each real server of a plan that is forwarded to in another way."""
+    """A sentence for each planned real server that the kernel forwards to in another way."""
     wrong = _WRONG_METHODS[wanted.is_tunnelled]
     planned = {(server.address, server.port) for server in wanted.real_servers}
     return [
