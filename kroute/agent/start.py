@@ -1,13 +1,13 @@
 """Start an agent: ask the API server for everything first, and load most of the program while it answers.
 
-Importing what an agent consists of takes as long as listing a thousand Services. The lists need a quarter of it only:
+Importing an agent's modules takes as long as listing a thousand Services. The lists need only a quarter of the modules:
 the settings, the API client, and the types of the objects. So these are loaded first, connections are opened, and the
-lists are requested. The other modules follow in small steps, between which the event loop takes what has arrived: TLS
-goes on, and objects are decoded and kept. Then the agent looks at its node, as `wiring.serve` says, and takes
-what was kept.
+lists are requested. The other modules follow in small steps. Between two steps the event loop processes what has
+arrived: TLS handshakes continue, and objects are decoded and kept. Then `wiring.serve` checks the node, and takes the
+objects that were kept.
 
-What goes wrong with the lists early is not said here. The agent tries again where its turn to open the API comes, so
-that what is missing on the node is said first, and every error in its usual place.
+An error of these early requests is not reported here. `wiring.serve` opens the API again in its usual place. So a
+prerequisite that the node lacks is reported first, and every error where operators expect it.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ STEPS = (
     "kroute.telemetry.observation",
     "kroute.agent.wiring",
 )
-"""What the agent consists of, in an order in which each module needs few that are not loaded yet. The last one needs
-all of them; the others only divide its import into steps of some 10 ms."""
+"""The agent's modules, in an order in which each imports few that are not loaded yet. The last one imports all the
+others; they are listed only to divide its import into steps of some 10 ms."""
 TURNS = 4
-"""Turns of the event loop before each step: what has arrived passes through as many tasks on its way."""
+"""Turns of the event loop before each step: what has arrived passes through so many tasks on its way."""
 
 
 async def serve(settings: Settings, loop_watch: "LoopWatch") -> int:

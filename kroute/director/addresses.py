@@ -4,9 +4,9 @@ An address is recorded in the ledger before it is bound to the interface. An add
 does not name is foreign: it is never announced and never removed, and is served where it is, if at all.
 
 Each address has a lifetime, which the kernel counts down and the running director renews. So a director that was
-killed, or hangs, stops answering for a VIP that the other one has taken over. One that goes on after it hung for that
-long binds, renews and announces nothing until it has looked at the Lease: neighbours send to whom they heard last, and
-would not hear again of the other director.
+killed, or hangs, stops answering for a VIP that the other director has taken over. A director that continues after it
+hung for a lifetime binds, renews and announces nothing until it has read the Lease: neighbours send to the director
+that announced an address last, and the other director would not announce it again.
 """
 
 import asyncio

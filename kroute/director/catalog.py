@@ -116,7 +116,7 @@ class DirectorCatalog:
                     self._place_node(key, None)
 
     def set_machine(self, machine: NodeFacts) -> None:
-        """Take what is known of the director's own machine now."""
+        """Store what is known now about the director's own machine."""
         if machine != self._machine:
             self._machine = machine
             self._mark(*self._owners.with_external_ips())
@@ -237,7 +237,7 @@ class DirectorCatalog:
             self._probes.pop(key, None)
 
     def _frontends(self, service: Service) -> Frontends:
-        """What the Service has claimed; it may have changed since."""
+        """The Service's frontends, as far as it has claimed them: it may have changed since."""
         found = external_frontends(service, self._settings, self._machine, self._owners)
         return self._claims.claimed(service.key, found)
 

@@ -2,8 +2,8 @@
 
 Importing this module loads none of them.
 
-Whoever opens the kernel for a node's firewall first settles which backend that is (`choose`, `settled`), and then opens
-the clients of this backend alone (`clients_of`).
+A caller that opens the kernel for a node's firewall first settles which backend that is (`choose`, `settled`), and then
+opens only the clients of that backend (`clients_of`).
 """
 
 import asyncio
@@ -76,7 +76,7 @@ BACKENDS: Mapping[str, Backend] = {
 """By the name that `--firewall` gives them."""
 
 PREFERRED, OLDEST = "nftables", "iptables"
-"""`auto` chooses the one; the other where it has left something, or where the first cannot be used."""
+"""`auto` chooses PREFERRED, but OLDEST where that has left something on the node, or where PREFERRED cannot be used."""
 
 IPV6 = Path("/proc/net/if_inet6")
 """Does not exist where the kernel runs without IPv6."""

@@ -8,7 +8,7 @@ from kroute.settings import Exemption, Settings
 
 
 class Marked(Enum):
-    """Whose packets to a ClusterIP are masqueraded."""
+    """The senders whose packets to a ClusterIP are masqueraded."""
 
     EVERYBODY = auto()
     """`--masquerade-all`."""
@@ -58,7 +58,7 @@ def exemptions_of(settings: Settings, family: Family) -> list[Exemption]:
 def translated_source(settings: Settings, family: Family, node: NodeFacts) -> str | None:
     """The source of masqueraded packets (`--snat-source`). None: the kernel chooses one of the node's own.
 
-    It is None also while the node's own address is not known.
+    It is also None while the node's own address is not known.
     """
     address = node.ipv4 if family is Family.IPV4 else node.ipv6
     return address if settings.snat_source == "node-ip" else None

@@ -36,16 +36,16 @@ class Firewall(Protocol):
     """
 
     async def ensure_sets(self) -> list[str]:
-        """Make the sets that are missing, and make anew those of another kind, which are then empty.
+        """Make the sets that are missing, and replace those of another kind by empty ones.
 
         A set with less room than it should have gets that room, and keeps its elements. Returns one sentence for each
-        set that was not as it should be. Rules that look into a set may have to go for it; `ensure_rules` is
-        called later, when the sets are filled.
+        set that was not as it should be. To replace a set, the rules that look it up may have to be deleted; the caller
+        calls `ensure_rules` later, when the sets are filled.
         """
         ...
 
     def capacity(self, family: Family, which: AddressSet) -> Capacity | None:
-        """How much the set can hold, as the last call that made, found or enlarged it left it; None before any."""
+        """How much the set can hold since it was last made, found or enlarged; None before that."""
         ...
 
     def elements(self) -> AsyncIterator[list[SetEntry]]:
@@ -55,57 +55,57 @@ class Firewall(Protocol):
     async def change_elements(self, changes: Mapping[SetEntry, bool]) -> Mapping[SetEntry, str]:
         """Add elements to their sets (True) or delete them (False).
 
-        What is so already is no failure. A set that is full grows, up to `Room.most`; no packet meets it empty
-        meanwhile. Returns the elements that the kernel refuses, each with a sentence that says why; they do not stop
-        the others.
+        A change that the kernel already has is not a failure. A full set grows, up to `Room.most`; no packet meets it
+        empty meanwhile. Returns the elements that the kernel refuses, each with a sentence that says why; the other
+        elements are changed all the same.
         """
         ...
 
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
         """Write all rules for this node that are missing or wrong. The sets must exist and be filled.
 
-        It may take long, and the caller may change elements meanwhile.
-        Returns one sentence for each repair of what somebody else has changed. Rules that are written for the first
-        time, or because the facts changed, are logged instead. When the kernel does not support some rules, that is
-        logged once, with what the node then lacks; it raises nothing, and the other rules are written.
+        It may take long, and the caller may change elements meanwhile. Returns one sentence for each repair of what
+        another program has changed. Rules that are written for the first time, or because the facts changed, are logged
+        instead. Rules that the kernel does not support are logged once, with what the node then lacks; this raises
+        nothing, and the other rules are written.
         """
         ...
 
     def enforces(self, family: Family) -> bool:
-        """Whether the rules that keep clients outside their source ranges off (RESTRICTED, SOURCE_RANGE) stand.
+        """Whether the rules that refuse clients outside the source ranges (RESTRICTED, SOURCE_RANGE) exist.
 
-        As the last `ensure_rules` found or wrote them; False before the first. Rules that stand need no lock to be
-        found so.
+        This is what the last `ensure_rules` found or wrote; False before the first. To find existing rules takes no
+        lock.
         """
         ...
 
     def rules_hindered_by(self) -> str:
-        """What kept the last `ensure_rules` from writing rules though the kernel could have them, as a sentence; or "".
+        """What prevented the last `ensure_rules` from writing rules that the kernel supports, as a sentence; or "".
 
-        It is worth another attempt soon.
+        After a sentence, another attempt soon is worthwhile.
         """
         ...
 
     async def is_untouched(self) -> bool:
-        """Whether nobody else has changed a set or rule since all were last read or written by this object.
+        """Whether no other program has changed a set or rule since this object last read or wrote all of them.
 
         A resync would then find nothing, and may be skipped. False if the backend cannot know.
         """
         ...
 
     async def looks_untouched(self, count: SetCount) -> bool:
-        """Whether nobody else seems to have changed a set since the last resync or call; see `LastLook`.
+        """Whether no other program seems to have changed a set since the last resync or call; see `LastLook`.
 
-        It must cost much less than to read the sets. False after a resync that could not write all.
+        It must cost much less than reading the sets. False after a resync that could not write everything.
         """
         ...
 
     async def are_rules_untouched(self) -> bool:
-        """Whether nobody else has changed a rule since the last `ensure_rules`. It must cost much less than that."""
+        """Whether no other program has changed a rule since the last `ensure_rules`. It must cost much less."""
         ...
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Call `changed` whenever somebody else has changed a set or rule, or may have; a resync is due then.
+        """Call `changed` whenever another program has, or may have, changed a set or rule; a resync is due then.
 
         Runs until it is cancelled. Where the kernel reports no such changes, it returns at once.
         """
@@ -143,11 +143,10 @@ class Firewall(Protocol):
 class Backend(NamedTuple):
     """A way to program the kernel's firewall, and what it needs before it can be used.
 
-    `clients` are the kernel clients that must be open; `presence_clients` those that `is_present` needs, which does not
-    load the backend if it can.
-    `modules` are kernel modules with their purpose. `overrules`: what its rules accept is not dropped by any rule of
-    iptables. `capabilities` are needed besides NET_ADMIN, with their purpose. `missing_libraries` returns one sentence
-    for each missing library; it ends in `; ` and the next step.
+    `clients` are the kernel clients that must be open; `presence_clients` are those that `is_present` needs, which
+    avoids loading the backend. `modules` are kernel modules with their purpose. `overrules`: no rule of iptables drops
+    a packet that its rules accept. `capabilities` are needed in addition to NET_ADMIN, with their purpose.
+    `missing_libraries` returns one sentence for each missing library; it ends in `; ` and the next step.
     """
 
     clients: tuple[ClientName, ...]

@@ -1,7 +1,7 @@
-"""The comments of the rules, which say why a packet fares as it does. Every backend's rules have the same.
+"""The comments of the rules, which say why a packet is treated as it is. The rules of all backends have the same ones.
 
-At most 127 bytes each: nf_tables' tools print no longer ones. A changed comment would make an upgrade rewrite the rules
-of every node, so what people read is in `IN_WORDS`.
+Each has at most 127 bytes: the tools of nf_tables print no longer ones. A changed comment would make an upgrade rewrite
+the rules of every node, so the words for people are in `IN_WORDS`.
 """
 
 NOT_BEGUN = "of a connection that conntrack did not see begin"
@@ -32,7 +32,7 @@ NEW_CONNECTIONS = "kroute: Services, for new connections"
 ANSWERS = "kroute: answers"
 FROM_ELSEWHERE = "kroute: Services, for packets from elsewhere"
 OF_THIS_NODE = "kroute: Services, for packets of this node"
-"""These four are of rules that only lead to others."""
+"""The comments of the four rules that only lead to other rules."""
 
 IN_WORDS = {
     NOT_BEGUN: "the connection is older than the rules",

@@ -15,13 +15,13 @@ log = structlog.get_logger(__name__)
 
 
 class Room(msgspec.Struct, frozen=True):
-    """How many elements a set of one family holds at first, and how many once it has grown as often as it may."""
+    """How many elements a set of one family can hold at first, and how many after it has grown as often as it may."""
 
     first: int = 262_144
     most: int = 2_097_152
 
     def after(self, held: int) -> int:
-        """What to grow to from a set that holds so many at most."""
+        """The room to grow to, from a set that can hold `held` elements."""
         return min(max(2 * held, self.first), self.most)
 
 
@@ -33,7 +33,7 @@ class Capacity(NamedTuple):
 
 
 ROOM = Room()
-"""Of each set. The usual 65,536 are fewer than a large cluster's ports; the most bounds the kernel's memory."""
+"""The room of each set. The usual 65,536 are fewer than a large cluster's ports; `most` bounds the kernel's memory."""
 
 Sets = Mapping[AddressSet, Collection[Element]]
 """The elements of one family's sets; a set without an item here is empty."""

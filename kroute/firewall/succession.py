@@ -1,7 +1,7 @@
-"""Replaces another backend: removes what it left on the node, once the chosen one does its work.
+"""Replaces another backend: removes what that backend left on the node, once the chosen backend does its work.
 
-Both may stand at once: what the one has masqueraded or refused the other leaves as it is. So there is no moment without
-rules, and no connection notices.
+The rules of both may exist at once: a packet that one has masqueraded or refused, the other leaves as it is. So there
+is no moment without rules, and no connection is disturbed.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ FIRST_PAUSE = 0.5
 
 
 class Filling(Protocol):
-    """What is asked of the controller that fills the chosen backend."""
+    """What `replace_others` asks the controller that fills the chosen backend."""
 
     @property
     def node(self) -> NodeFacts | None:
@@ -37,9 +37,9 @@ class Filling(Protocol):
 
 
 async def replace_others(settings: Settings, filling: Filling) -> None:
-    """Return once nothing of any other backend's is on the node. The backend is settled, and its sets were filled once.
+    """Return once no other backend has anything on the node. The backend is settled, and its sets were filled once.
 
-    What stands in the way is logged when it changes, and tried again.
+    The reason that prevents the replacement is logged when it changes, and the replacement is tried again.
     """
     backoff = Backoff(FIRST_PAUSE, settings.resync_period)
     said = ""

@@ -32,7 +32,7 @@ class Protocol(IntEnum):
 
 
 _NAMES = {protocol: protocol.name for protocol in Protocol}
-"""`name` is computed anew each time."""
+"""`name` is computed at each call."""
 
 
 class VirtualServerKey(NamedTuple):

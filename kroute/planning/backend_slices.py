@@ -1,6 +1,6 @@
 """Convert EndpointSlices to what planning reads: validated once, as real servers, with equal parts shared.
 
-A cluster may have 100,000 endpoints, but besides their addresses they differ in little: node, conditions and hints. So
+A cluster may have 100,000 endpoints, but except for their addresses they differ little: node, conditions and hints. So
 all endpoints that are equal in these share one `Traits`, and plans hold the same real server objects as the slices.
 Each version of a slice is read once. A real server that the previous version had stays the same object.
 """
@@ -263,7 +263,7 @@ def _slice_port(
 
 
 def _traits(node_name: str | None, conditions: EndpointConditions, hints: EndpointHints | None) -> Traits:
-    """What an endpoint is besides its address; equal ones share one object, unless there is much of it."""
+    """What an endpoint is, except its address; equal ones share one object, unless there is much of it."""
     if hints is not None and len(hints.for_zones or ()) + len(hints.for_nodes or ()) > _MOST_HINTS:
         return _new_traits(node_name, conditions, hints)
     return _known_traits(node_name, conditions, hints)

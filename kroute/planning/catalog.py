@@ -252,7 +252,7 @@ class Catalog:
         """Take marked Services, oldest mark first, and renew their claims.
 
         Returns the frontends that were computed for the claims, or None where none were computed. A Service that an
-        address moves to or from is taken as well. A Service that claims an address in vain, and whose plan only has to
+        address moves to or from is taken as well. A Service that does not get an address, and whose plan only has to
         name another holder, waits until all others are planned: many may claim one address.
         """
         keys = deque(islice(self._marked, limit))

@@ -34,7 +34,7 @@ Chosen = list[tuple[RealServer, Traits]]
 class MergedSlices(msgspec.Struct, frozen=True):
     """The slices of one Service and one family, merged; `refused` are the invalid addresses and ports.
 
-    `left_out` is how many backends there would be besides, if there were room for more.
+    `left_out` is how many more backends there would be if there were room for them.
     """
 
     backends: dict[PortKey, Endpoints]

@@ -154,7 +154,7 @@ def event_of(change: IpvsChange) -> str:
 
 
 def fields_of(change: IpvsChange) -> dict[str, object]:
-    """The log line's fields for a change, besides the Service."""
+    """The log line's fields for a change, in addition to the Service."""
     fields: dict[str, object] = {"virtual_server": str(planned_key(change.key))}
     if isinstance(change, AddRealServer | SetRealServer | DeleteRealServer):
         fields["address"], fields["port"] = change.real_server

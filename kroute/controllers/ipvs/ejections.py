@@ -8,7 +8,7 @@ long, up to 16 times as long as the Service asks. One that answers on a connecti
 unless it has failed a trial.
 
 Nothing is recorded for a restart: a real server that has weight 0 in the kernel, and another one in the plan, was
-ejected before, and is held anew.
+ejected before, and is held again.
 
 Evidence is what the kernel's counters say of real servers that do not answer new connections over TCP.
 

@@ -32,9 +32,9 @@ log = structlog.get_logger(__name__)
 
 FULL = "the set is full"
 OVERLAPS = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT})
-"""Refusals that mean that somebody else has changed a set of networks."""
+"""Refusals which mean that another program has changed a set of networks."""
 ATTEMPTS = 3
-"""How often changes of networks are tried, with what was read anew."""
+"""How often changes of networks are tried; before each further attempt the set is read again."""
 
 WITH_NETWORKS = frozenset(which for which, definition in DEFINITIONS.items() if is_interval(definition.parts))
 

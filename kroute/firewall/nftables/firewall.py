@@ -34,7 +34,7 @@ class NftablesFirewall:
         self._untouched: int | None = None
         self._is_following = self._is_followed = False
         self._transactions = asyncio.Lock()
-        """Held while rules are compared: a change of elements makes the kernel's state another one, to be read anew."""
+        """Held while rules are compared: after a change of elements the kernel's state would have to be read again."""
 
     async def ensure_sets(self) -> list[str]:
         self._reading = self._read = self._untouched = None

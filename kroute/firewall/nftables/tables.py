@@ -215,7 +215,7 @@ def missing_sets(state: TableState) -> list[NftSet]:
 
 
 def sets_of_another_kind(state: TableState) -> list[NftSet]:
-    """The sets that must be made anew, as they should be."""
+    """The sets that must be replaced, as they should be."""
     return [
         definition
         for definition in DEFINITIONS.values()

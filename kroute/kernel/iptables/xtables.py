@@ -35,7 +35,7 @@ LOCK_PATH = Path("/run/xtables.lock")
 LOCK_TIMEOUT = 5.0
 """Seconds to wait for the lock at first."""
 AGAIN_TIMEOUT = 0.5
-"""The same while the last attempt was in vain: the other tables, and whoever waits for the rules, wait meanwhile."""
+"""The same after a failed attempt: the other tables, and controllers that wait for the rules, wait meanwhile."""
 COMMIT_ATTEMPTS = 5
 """How often to try when other programs change the table, without the lock, between our read and our commit."""
 RANDOM_FULLY_KERNEL = (3, 14)

@@ -58,7 +58,7 @@ WRITE_SLICE = 512
 ARRIVAL_WAIT = 0.5
 """Seconds to wait for the kernel's next route after IPv6 addresses were bound."""
 ARRIVAL_WAITS = 4
-"""How many waits in a row may be in vain. A machine that stands still for long costs one of them."""
+"""How many waits in a row may end without an address. A machine that stands still for long costs one of them."""
 
 
 class InterfaceAddress(NamedTuple):
@@ -240,7 +240,7 @@ class Addresses(NetlinkClient):
 
 
 async def _next_of(pending: set[str], arrivals: AddressArrivals) -> set[str]:
-    """The next of these addresses that arrive; none if a wait is in vain."""
+    """The next of these addresses that arrive; none if a wait ends without one."""
     arrived: set[str] = set()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ARRIVAL_WAIT):

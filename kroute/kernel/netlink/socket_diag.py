@@ -1,4 +1,4 @@
-"""The user of this node who has made a connection, by sock_diag(7)."""
+"""The user of this node that has made a connection, by sock_diag(7)."""
 
 import os
 import socket

@@ -224,8 +224,9 @@ class Nftables(NetlinkClient):
     async def keys(self, table: Table, of: str) -> list[Key]:
         """The keys of the elements of the set or map `of`, as the kernel lists them. Raises KernelError as `elements`.
 
-        The kernel walks a hash table anew for each datagram, and skips as many elements as it has listed. If the table
-        was rehashed meanwhile, for which no generation is counted, some are listed twice and as many others not at all.
+        For each datagram the kernel walks a hash table from its beginning, and skips as many elements as it has listed.
+        If the table was rehashed meanwhile, for which no generation is counted, some are listed twice and as many
+        others not at all.
         """
         listing = table_message(Message.GETSETELEM, NLM_F_DUMP, table, text(LIST_SET, of))
         for _ in range(ATTEMPTS):

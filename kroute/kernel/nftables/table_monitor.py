@@ -1,4 +1,4 @@
-"""Events of nf_tables: that somebody else has changed a table."""
+"""Events of nf_tables which say that another program has changed a table."""
 
 import asyncio
 import socket
@@ -46,15 +46,15 @@ TYPE_AT, NAME_AT = 4, 20
 EVENTS_LOOKED_AT = 150
 """More than a datagram of 4 KiB has; one with more is taken whatever it has. The kernel allows 4,096 instructions."""
 PAUSE = 0.1
-"""Seconds until more events are read after those of other tables: whoever writes such all the time costs little."""
+"""Seconds until more events are read after those of other tables: programs that often write these cost little."""
 UNKNOWN = "a program whose events were lost"
 
 
 class TableMonitor(NetlinkClient):
     """Changes of some tables by other sockets than the one with this port, from `open` on.
 
-    The kernel drops the events of that socket before anybody is woken for them: adding thousands of elements makes as
-    many events.
+    The kernel drops the events of that socket before they wake kroute: adding thousands of elements makes as many
+    events.
     """
 
     protocol = NETLINK_NETFILTER
@@ -73,7 +73,7 @@ class TableMonitor(NetlinkClient):
         await self._netlink.open([NFNLGRP_NFTABLES], [*except_of(self._port), *only_about(self._names)])
 
     async def next(self) -> str:
-        """Wait until somebody else has changed one of the tables; returns who, in words. One call may stand for many.
+        """Wait until another program has changed a table; returns which, in words. One call may stand for many.
 
         It also returns when events were lost. Raises KernelError when the socket fails.
         """
@@ -99,7 +99,7 @@ class TableMonitor(NetlinkClient):
         return who
 
     def _read(self, datagram: bytes) -> str:
-        """Who has changed one of the tables, if a transaction that did ends in this datagram; else ""."""
+        """The program that has changed one of the tables, if its transaction ends in this datagram; else ""."""
         who = ""
         if not self._is_changed and not any(name in datagram for name in self._names):
             return who

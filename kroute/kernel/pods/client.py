@@ -63,12 +63,12 @@ class Tunnels:
             return await network.has_address(address)
 
     async def prepare(self, namespace: PodNamespace, tunnel: PodTunnel) -> list[str]:
-        """Make a pod an end of a tunnel; returns what was not so. Raises KernelError."""
+        """Make a pod an end of a tunnel; returns what was missing or wrong. Raises KernelError."""
         async with self._entered(namespace, address_family(tunnel.address), f"the pod {tunnel.address}") as network:
             return await network.ensure(tunnel)
 
     async def undo(self, namespace: PodNamespace, family: int) -> bool:
-        """Take away what is ours in a pod; returns whether there was something. Raises KernelError."""
+        """Delete what is ours in a pod; returns whether there was anything. Raises KernelError."""
         async with self._entered(namespace, family, f"process {namespace.pid}'s namespace") as network:
             return await network.undo()
 

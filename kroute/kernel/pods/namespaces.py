@@ -4,10 +4,10 @@
 namespace, for which the kernel asks for CAP_SYS_PTRACE if the process has another user or more capabilities
 (`proc_ns_readlink`, `ptrace_may_access`). Both see the processes of the node only in its PID namespace.
 
-What a namespace says of itself is not to be trusted: whoever may make user namespaces may make a network namespace with
-any addresses. So each is returned with the depth of its user namespace. A container runtime makes those of pods in the
-initial user namespace, or one level below, as root, if the pod has its own (`hostUsers: false`). Others cannot be pods'
-and do not count, and each depth has limits of its own.
+The contents of a namespace are not to be trusted: a user that may make user namespaces may make a network namespace
+with any addresses. So each is returned with the depth of its user namespace. A container runtime makes the network
+namespaces of pods in the initial user namespace, or, if the pod has its own (`hostUsers: false`), one level below, as
+root. Namespaces of other depths cannot be those of pods and do not count, and each depth has limits of its own.
 
 A process may enter another namespace while it is looked at, and be seen with that one's addresses.
 `Tunnels.has_address` asks the namespace itself.
@@ -41,7 +41,7 @@ MOST_PROCESSES = 1 << 17
 MOST_NAMESPACES = 4096
 """Network namespaces of each depth that are looked into: more than a node has pods."""
 BYTES_READ = 256 * 1024
-"""What is read of one file of a namespace. A pod has a few addresses; whoever adds thousands may not be found."""
+"""How much is read of one file of a namespace. A pod has a few addresses; one that adds thousands may not be found."""
 BYTES_IN_ALL = 256 * 1024 * 1024
 """What is read of all namespaces of one depth; those that come later are not found. A pod's files have 1 to 2 KiB."""
 DEEPEST = 1

@@ -4,8 +4,9 @@ For each family that is asked for: a tunnel's link, which takes packets of any n
 answers a routing table that is the pod's own one with a smaller MSS, since clients must leave room for the outer header
 (the SYN with which a client says its own MSS does not matter: answers travel without an outer header).
 
-For IPv4 the pod must not answer ARP for a VIP, nor ask from one: the node would take such a question for a forged one.
-That are two settings of the pod's own link. What they were is kept in the alias of the tunnel's link.
+For IPv4, the pod must neither answer ARP requests for a VIP nor send any with a VIP as the source: the node would take
+such a request for a forged one. Two settings of the pod's own link prevent that. Their former values are kept in the
+alias of the tunnel's link.
 
 Whatever else the namespace contains is not kroute's: a link of that name is refused unless its group is this node's
 network namespace, by its inode. So a node that sees the processes of others (of a cluster in its containers) leaves
@@ -170,7 +171,7 @@ class PodNetwork:
         self._kind: TunnelKind = KINDS[family]
 
     async def ensure(self, end: PodTunnel) -> list[str]:
-        """Make it so; returns what was not. Nothing is written if all is right, or if a list is too long."""
+        """Make or repair the end; returns what was wrong. Writes nothing if all is right, or if a list is too long."""
         addresses = await self._addresses()
         carrier = next((index for index, address in addresses if address == end.address), None)
         if carrier is None:
