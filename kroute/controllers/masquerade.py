@@ -36,7 +36,7 @@ Present = Literal[True]
 _RULES = "rules"
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
-"""Seconds between two resyncs that somebody else's changes cause: at first, and when these do not end."""
+"""Seconds between two resyncs that another program's changes cause: at first, and when these do not end."""
 
 
 class Masquerade(StagedController[SetEntry, Present]):
@@ -105,7 +105,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         return self.statistics().waiting
 
     async def run(self) -> None:
-        """As every controller, and resync at once when somebody else changes the firewall."""
+        """As every controller, and resync at once when another program changes the firewall."""
         async with asyncio.TaskGroup() as group:
             following = group.create_task(self._follow(), name="firewall changes")
             await super().run()

@@ -140,7 +140,7 @@ class RouteFix(StagedController[str, SourceRoute]):
         return [address for address, applied in self.desired.applied.items() if source in applied.sources]
 
     async def look(self) -> bool:
-        """Whether somebody else may have changed our routes, and no event has said so."""
+        """Whether another program may have changed our routes, and no event has said so."""
         if not self._pace.is_due() or self._interface.index is None:
             return False
         expected = Counter(source for applied in self.desired.applied.values() for source in applied.sources)

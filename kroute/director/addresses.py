@@ -80,7 +80,7 @@ class DirectorAddresses:
         return self._standstill.confirm(asked_at, is_answered=is_answered)
 
     async def learn(self) -> list[str]:
-        """Read the machine's addresses. Returns a sentence for each of kroute's that somebody has removed."""
+        """Read the machine's addresses. Returns a sentence for each of kroute's that another program has removed."""
         await self._leave_other_interfaces()
         present = await self._addresses.of_node()
         ours = {entry.address for entry in present if entry.interface == self.interface} & self._recorded()
@@ -91,7 +91,7 @@ class DirectorAddresses:
         return [describe_drift(drift.key, drift.applied) for drift in await resync.complete() if drift.applied is None]
 
     def lost(self, address: str) -> bool:
-        """Record that somebody has removed the address. Returns whether it was kroute's."""
+        """Record that another program has removed the address. Returns whether it was kroute's."""
         known = address in self.desired.applied
         self.desired.note_applied(address, None)
         return known

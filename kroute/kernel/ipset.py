@@ -190,7 +190,7 @@ class Ipset(NetlinkClient):
     async def swap(self, name: str, other: str) -> None:
         """Let two sets of one type change names in one step: rules that look into the one look into the other then.
 
-        KernelError ENOENT without the first set; EBUSY while somebody lists one of them.
+        KernelError ENOENT without the first set; EBUSY while a program lists one of them.
         """
         message = set_message(CMD_SWAP, 0, set_name(name), text(ATTR_SETNAME2, other))
         raise_refusal(await self._netlink.transact([message]), f"swap the sets {name} and {other}", "trying later")

@@ -1,9 +1,10 @@
 """The frame that all controllers stand on.
 
-Read the modules in this order: `desired_state` (desired state, applied state, deltas), `stage_gate` (how controllers
-wait for each other), `controller` (the loop that all share), `staged_controller` (the base of controllers whose objects
-exist before a VIP goes live), `batch_writer` (what becomes of a write), `pass_status` (counters, refusals, retries) and
-`ledger` (which objects are ours). `batches` and `cleanup_report` are small tools.
+Read the modules in this order: `broadcaster` (how plans come to controllers), `desired_state` (desired state, applied
+state, deltas), `stage_gate` (how controllers wait for each other), `controller` (the loop that all share),
+`staged_controller` (the base of controllers whose objects exist before a VIP goes live), `batch_writer` (what follows a
+write), `pass_status` (counters, refusals, retries) and `ledger` (which objects are ours). `batches` and
+`cleanup_report` are small tools.
 
 **Concurrency.** Each controller is one task, and no other task touches its mutable state. It sleeps until new plans
 arrive, the kernel sends an event, a plan passes a stage of another controller, or a retry or a resync falls due. Then
@@ -15,12 +16,13 @@ gate, whose calls are atomic, and the dummy interface, which service_proxy makes
 
 **The life of a controller.** `start` prepares what needs no plans, and waits for the initial sync. The first pass takes
 in all plans and resyncs: it adopts what an earlier run left. If nothing has changed, the first pass has no deltas, and
-an adopted object that equals the desired one is in memory once. Later resyncs run every `resync_period`, and before
-each retry: every object that somebody has changed is logged, counted and repaired. Plans that arrive during a resync
-are written between two parts of the scan (`write_new_changes`); the `Resync` knows which objects were written since it
+an adopted object that equals the desired one is in memory once. Every `resync_period` a look finds out whether another
+program may have changed something. A resync follows if so, and precedes each retry (`resync_schedule` has the rest):
+every object that another program has changed is logged, counted and repaired. Plans that arrive during a resync are
+written between two parts of the scan (`write_new_changes`); the `Resync` knows which objects were written since it
 began. An object that the kernel refuses is tried again alone, with a backoff. When a whole pass fails, a resync
-follows, because the kernel's state is unknown then. `stop` leaves the kernel's state as it is, and so does being killed
-at any point. `cleanup` undoes everything; no controller may run at the same time.
+follows, because the kernel's state is unknown then. `stop` leaves the kernel's state as it is, and so does a kill at
+any point. `cleanup` undoes everything; no controller may run at the same time.
 
 **To add a controller**, write a folder or module in `kroute/controllers/` and a line where controllers are made. If
 others are to wait for it, it declares its own `Stage` and says it; only controllers that name the stage in `waits_for`

@@ -204,7 +204,7 @@ class Ledger:
             self._apply(entry)
 
     def restore(self) -> bool:
-        """Rewrite the file if somebody has removed, replaced or shortened it; returns whether somebody had."""
+        """Rewrite the file if it was removed, replaced or shortened; returns whether it was."""
         if self._descriptor is None:
             return False
         try:

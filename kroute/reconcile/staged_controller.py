@@ -129,7 +129,7 @@ class StagedController(Controller, Generic[K, V]):
     def wanted_by(self, plan: ServicePlan) -> Mapping[K, V]:
         """The objects that the plan of a Service wants."""
 
-    def wanted_by_node(self, plan: NodePlan) -> Mapping[K, V]:  # noqa: ARG002  for those who want something
+    def wanted_by_node(self, plan: NodePlan) -> Mapping[K, V]:  # noqa: ARG002  for controllers that want something
         """The objects that the plan of the node wants; by default none."""
         return {}
 

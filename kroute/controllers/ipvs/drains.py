@@ -116,7 +116,7 @@ class Drains:
     ) -> list[tuple[VirtualServerKey, RealServerKey]]:
         """The real servers in `table`, the result of a poll, that may be deleted.
 
-        These have no connections, have drained for longer than the timeout, or are not TCP's; or somebody else has
+        These have no connections, have drained for longer than the timeout, or are not TCP's; or another program has
         deleted them.
         """
         return [

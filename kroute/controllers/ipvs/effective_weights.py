@@ -95,7 +95,7 @@ class EffectiveWeights:
     async def advance(self, now: float) -> None:
         """Let climbs go on, look at the counters, and have each virtual server whose weights change rechecked.
 
-        The kernel has been scanned before the first call, which takes from there who is ejected already.
+        The kernel has been scanned before the first call, which takes in the real servers that are ejected already.
         """
         is_first, self._has_advanced = not self._has_advanced, True
         if not self._is_used:

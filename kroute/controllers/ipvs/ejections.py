@@ -97,7 +97,7 @@ class _Held(NamedTuple):
 
 
 def passed_between(before: RealServerTraffic, after: RealServerTraffic) -> Traffic | None:
-    """The traffic between two looks; None if somebody has set the counters to zero."""
+    """The traffic between two looks; None if another program has set the counters to zero."""
     passed = Traffic(*(new - old for old, new in zip(before.traffic, after.traffic, strict=True)))
     return passed if min(passed) >= 0 else None
 
@@ -394,7 +394,7 @@ class Ejections:
     def judge(
         self, table: Mapping[VirtualServerKey, Mapping[RealServerKey, RealServerTraffic]], now: float, accepts: Accepts
     ) -> list[Happened]:
-        """Take the counters, the result of a look. Returns who is ejected and who is tried again because of them."""
+        """Take the counters, the result of a look. Returns the ejections and further trials that follow."""
         found = [
             one
             for key, traffic in table.items()

@@ -195,7 +195,7 @@ class NodeSysctls:
         self._failed: set[str] = set()
 
     def ensure(self, circumstances: Circumstances) -> list[str]:
-        """Set the sysctls that differ from the table; returns a sentence for each of ours that somebody has changed.
+        """Set the sysctls that differ from the table; returns a sentence for each that another program has changed.
 
         A failure is logged once, with the sysctl's name, and the other rows go on.
         """

@@ -19,7 +19,7 @@ class Timeouts:
         self._wanted = (desired.tcp, desired.tcpfin, desired.udp)
 
     async def ensure(self) -> list[str]:
-        """Set the timeouts that differ from the settings; returns a sentence if somebody has changed ours."""
+        """Set the timeouts that differ from the settings; returns a sentence if another program has changed ours."""
         if not any(self._wanted):
             return []
         present = await self._ipvs.timeouts()

@@ -50,7 +50,7 @@ class VipAddresses:
         )
 
     async def look(self) -> bool:
-        """Whether somebody else may have changed the addresses, and no event has said so."""
+        """Whether another program may have changed the addresses, and no event has said so."""
         if not self._pace.is_due() or self._interface.index is None:
             return False
         digest = await self._pace.take(self._addresses.digest(self._interface.name))

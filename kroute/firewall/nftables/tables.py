@@ -48,7 +48,7 @@ WITHOUT = (
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
 """How the kernel refuses a table of a family that it does not have."""
 HINDERED = frozenset({errno.EINTR, errno.EAGAIN, errno.EBUSY})
-"""Errors while somebody else changes the tables too."""
+"""Errors while another program changes the tables too."""
 TRIAL = f"{TABLE}-trial"
 """The table with which the kernel is asked what it supports. It never exists."""
 

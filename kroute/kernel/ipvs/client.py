@@ -53,8 +53,8 @@ ENCODE_SLICE = 256
 class Ipvs(NetlinkClient):
     """The IPVS table of the calling process's network namespace.
 
-    When somebody has removed the module ip_vs meanwhile, it is loaded again. Its table is empty then, and its family
-    has another number, without which the kernel would answer every request with ENOENT.
+    If the module ip_vs was removed meanwhile, it is loaded again. Its table is empty then, and its family has another
+    number, without which the kernel would answer every request with ENOENT.
     """
 
     protocol = NETLINK_GENERIC

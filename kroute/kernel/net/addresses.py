@@ -170,7 +170,7 @@ class Addresses(NetlinkClient):
     async def read(self, interface: str) -> set[str]:
         """The addresses on the interface, in canonical text; none if it does not exist.
 
-        IPv6 link-local addresses are left out: a link that somebody else has made may have one, and it is never a VIP.
+        IPv6 link-local addresses are left out: a link of another program may have one, and it is never a VIP.
         """
         index = interface_index(interface)
         if index is None:

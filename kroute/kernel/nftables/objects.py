@@ -40,7 +40,7 @@ class NftSet(NamedTuple):
         port  (protocol number, port)
         net   (address/prefix length,). Only the last part may be one. If it is the only part, the networks of the
               set must not overlap, and the set has every address in them. Behind other parts a network is a key like
-              any other, of its first and its last address: who looks it up computes these.
+              any other, of its first and its last address: the caller that looks it up computes these.
     """
 
     name: str
