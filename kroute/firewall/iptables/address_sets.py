@@ -1,8 +1,8 @@
 """The IP sets that the rules look up: each AddressSet has one for each family. Names, definitions, and growth.
 
-`maxelem` of a set that exists cannot be changed, so a larger one takes its name. The larger set is filled before the
-names are swapped: the kernel does that in one step, so rules never look into a set that is empty or half full. What a
-kill leaves of an attempt has our prefix, and goes like any set that no rule needs.
+`maxelem` of a set that exists cannot be changed, so a larger set takes its name. The larger set is filled before the
+kernel swaps the names in one step, so rules never look into a set that is empty or half full. A set that is left
+because the agent was killed meanwhile has our prefix, and is destroyed like any set that no rule needs.
 """
 
 from functools import lru_cache

@@ -12,10 +12,10 @@ meet the rules.
 The rules that refuse match only what belongs to no connection, of TCP only what has SYN, and the node's own addresses
 are never in the set VIP. So even an empty or half-filled set cuts off neither the node nor an established connection.
 
-Where another program's rules let nothing in that they do not name (a chain's policy is DROP), two more chains accept
-what a proxy needs, as kube-proxy's KUBE-FORWARD and KUBE-NODE-PORT do. Real servers' answers are forwarded
-(`KROUTE-FORWARD`), while IPVS sends the requests by LOCAL_OUT. Load balancers ask for the node's health
-(`KROUTE-HEALTH-CHECK`). Whom INPUT lets in to the Services themselves stays that program's to say.
+For nodes where another program's rules admit only what they name (a chain's policy is DROP), two more chains accept
+what a proxy needs, as kube-proxy's KUBE-FORWARD and KUBE-NODE-PORT do: real servers' answers, which are forwarded while
+IPVS sends the requests by LOCAL_OUT (`KROUTE-FORWARD`), and the requests of load balancers for the node's health
+(`KROUTE-HEALTH-CHECK`). The other program still decides which clients INPUT admits to the Services themselves.
 
 A rule's text is what iptables-save prints after `-A CHAIN`.
 """

@@ -1,11 +1,12 @@
 """Writes the rules of both address families and all tables.
 
-All rules are in the legacy tables. What they refuse, mark and translate is so for every later chain. What they accept
-is not, since each packet passes the chains of iptables-nft too. So where another program has made a table there, it
-gets the rules that accept packets of Services; a table that nobody has made is not made.
+All rules are in the legacy tables. A packet that they refuse, mark or translate is refused, marked or translated for
+every later chain too. A packet that they accept is not accepted by these, since each packet also passes the chains of
+iptables-nft. So where another program has made a table of iptables-nft, kroute adds the rules that accept packets of
+Services; it does not make such a table itself.
 
-A family or table that the kernel does not support is reported once, with what the node lacks without it. It stops none
-of the others. No table reports its changes, so the kernel lists all of it for a digest.
+A family or table that the kernel does not support is reported once, with what the node lacks without it. The others are
+written all the same. No table reports its changes, so the kernel lists a whole table for a digest.
 """
 
 import errno

@@ -1,1 +1,1 @@
-"""The firewall backend on nf_tables: one table of each family, which is nobody else's."""
+"""The firewall backend on nf_tables: one table of each family, which is kroute's alone."""

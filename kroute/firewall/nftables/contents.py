@@ -51,11 +51,11 @@ class NetworkEdit(msgspec.Struct, frozen=True):
 
 
 class Networks:
-    """Which networks of a set of networks stand in the kernel, though others are wanted too.
+    """Knows which networks of a set are in the kernel (they stand), and which others are wanted too.
 
-    nf_tables refuses networks that overlap: the smaller one says nothing that the larger does not. So of the networks
-    that are wanted, only those stand that are in no other. The rest are remembered, and written when the network that
-    covers them goes. Networks are text in canonical form.
+    nf_tables refuses networks that overlap: the smaller one says nothing that the larger does not. So only those wanted
+    networks stand that are in no other one. The rest are remembered, and written when the network that covers them is
+    deleted. Networks are text in canonical form.
 
     `standing` are those that stand, `wanted` also those that are covered by one that stands.
     """

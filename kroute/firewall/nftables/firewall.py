@@ -87,9 +87,9 @@ class NftablesFirewall:
         return self._tables.hindered_by
 
     async def is_untouched(self) -> bool:
-        """Whether nobody else has changed anything since a resync began that found all right.
+        """Whether no other program has changed anything since the beginning of a resync that found everything right.
 
-        If no other socket has committed to any table, nobody has. If one has, the events of kroute's tables tell.
+        If no other socket has committed to any table, none has. If one has, the events of kroute's tables tell.
         """
         if self._untouched is None:
             return False

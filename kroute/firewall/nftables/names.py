@@ -17,8 +17,8 @@ TABLES = {family: Table(family.number, TABLE) for family in Family}
 def set_name(which: AddressSet) -> str:
     """The set's name, which is the same in both tables.
 
-    That of SOURCE_RANGE was `source-range` while it had intervals. It has another name now, so that the old set stands,
-    with the rules that look into it, until the rules for the new one take their place.
+    The set of SOURCE_RANGE was called `source-range` while it had intervals. It has another name now, so that the old
+    set stays, with the rules that look into it, until the rules for the new one take their place.
     """
     return "source-network" if which is AddressSet.SOURCE_RANGE else which.lower()
 

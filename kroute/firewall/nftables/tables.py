@@ -1,8 +1,8 @@
 """Makes the table of each family, and writes its sets, chains and rules.
 
-A family that the kernel does not support is reported once, with what the node lacks without it. It does not stop the
-other one. What is written is written in one transaction: no packet meets half of it. Everything in the table is
-kroute's, so whatever else is there is wrong too.
+A family that the kernel does not support is reported once, with what the node lacks without it. The other family is
+written all the same. All changes of a table are one transaction: no packet meets half of them. The table is kroute's
+alone, so an object in it that kroute has not written is wrong, too.
 """
 
 import errno
