@@ -78,7 +78,7 @@ class DirectorCatalog:
         return self._asking.keys()
 
     def take_asked(self) -> dict[Probe, frozenset[str]]:
-        """The checks for which other namespaces ask since the last call, and which ones do now; none: nobody does."""
+        """The checks whose namespaces have changed since the last call, each with those that ask for it now."""
         changed, self._asked_anew = self._asked_anew, {}
         return {probe: frozenset([service.namespace for service in self._asking.get(probe, ())]) for probe in changed}
 
@@ -140,9 +140,9 @@ class DirectorCatalog:
         return finish(self.committing())
 
     def committing(self) -> Steps[list[ServicePlan]]:
-        """As `commit`, in steps: with many Nodes and ports, one Service takes long. Changes may come in between.
+        """As `commit`, in steps: with many Nodes and ports, one Service takes long.
 
-        They are planned with the next call, as if they had come later.
+        Changes that arrive between two steps are planned with the next call, as if they had come later.
         """
         if not self.ready:
             return []
@@ -168,7 +168,7 @@ class DirectorCatalog:
             self._claims_dirty[key] = None
 
     def _place_node(self, key: ObjectKey, node: DirectorNode | None) -> None:
-        """Store what a Node is to a director, None: it takes no traffic. If that has changed, all are planned again."""
+        """Store what a director needs of a Node (None: it takes no traffic); a change marks all Services."""
         if node == self._nodes.get(key):
             return
         if node is None:

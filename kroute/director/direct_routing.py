@@ -127,7 +127,7 @@ class DirectRouting(Controller):
         self.wake.set()
 
     def confirm(self, asked_at: float, is_answered: bool) -> None:
-        """Take note of an attempt at the Lease that began at `asked_at` and has ended; `lead` has said its result."""
+        """Note that an attempt at the Lease that began at `asked_at` has ended; `lead` was called with its result."""
         if self.vips.confirm(asked_at, is_answered=is_answered):
             self.wake.set()
 
@@ -137,7 +137,7 @@ class DirectRouting(Controller):
         await self._has_withdrawn.wait()
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
-        """Desire what the plans name, and no longer what their previous versions named."""
+        """Take the plans into the desired state."""
         for plan in plans:
             servers = {server.key: server for server in plan.virtual_servers}
             self._servers.weights.want(plan, servers)
@@ -223,7 +223,7 @@ class DirectRouting(Controller):
 
 
 def _is_free(_key: VirtualServerKey) -> bool:
-    """Never wait: a director has no rules that must know a port before it is served."""
+    """Whether a virtual server must wait: never, since a director has no rules that must know a port first."""
     return False
 
 
