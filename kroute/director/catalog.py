@@ -62,7 +62,7 @@ class DirectorCatalog:
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._probes: dict[ObjectKey, frozenset[Probe]] = {}
         self._asking: dict[Probe, set[ObjectKey]] = {}
-        self._asked_anew: dict[Probe, None] = {}
+        self._changed_probes: dict[Probe, None] = {}
         self._generation = 0
         self._dirty: dict[ObjectKey, None] = {}
         self._claims_dirty: dict[ObjectKey, None] = {}
@@ -79,7 +79,7 @@ class DirectorCatalog:
 
     def take_asked(self) -> dict[Probe, frozenset[str]]:
         """The checks whose namespaces have changed since the last call, each with those that ask for it now."""
-        changed, self._asked_anew = self._asked_anew, {}
+        changed, self._changed_probes = self._changed_probes, {}
         return {probe: frozenset([service.namespace for service in self._asking.get(probe, ())]) for probe in changed}
 
     @property
@@ -230,7 +230,7 @@ class DirectorCatalog:
                 del self._asking[probe]
         for probe in probes - before:
             self._asking.setdefault(probe, set()).add(key)
-        self._asked_anew.update(dict.fromkeys(before ^ probes))
+        self._changed_probes.update(dict.fromkeys(before ^ probes))
         if probes:
             self._probes[key] = probes
         else:

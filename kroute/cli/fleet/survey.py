@@ -140,7 +140,7 @@ def _one_difference(here: SharedServer, there: SharedServer) -> list[str]:
         found.append(f"{_name(here)} has the options {here.options}, elsewhere {there.options}")
     if here.real_servers is not None and there.real_servers is not None:
         mine, others = set(here.real_servers), set(there.real_servers)
-        for word, some in (("lacks", others - mine), ("has besides", mine - others)):
+        for word, some in (("lacks", others - mine), ("has in addition", mine - others)):
             if some:
                 found.append(f"{_name(here)} {word} the real servers {', '.join(_shortened(sorted(some)))}")
     return found

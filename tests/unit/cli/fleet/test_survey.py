@@ -49,7 +49,7 @@ def test_each_difference_of_a_virtual_server_is_a_sentence() -> None:
     other = SharedServer("default/web", "TCP", "10.96.0.11", 80, "rr 0x0 None", None)
     here = msgspec.structs.replace(SERVER, options="lc 0x0 None", real_servers=("10.244.1.5:80=1", "10.244.9.9:80=1"))
     assert server_differences(SharedState([here]), SharedState([SERVER, other])) == [
-        "TCP 10.96.0.10:80 (default/web) has besides the real servers 10.244.9.9:80=1",
+        "TCP 10.96.0.10:80 (default/web) has in addition the real servers 10.244.9.9:80=1",
         "TCP 10.96.0.10:80 (default/web) has the options lc 0x0 None, elsewhere rr 0x0 None",
         "TCP 10.96.0.10:80 (default/web) lacks the real servers 10.244.2.5:80=1",
         "lacks the virtual server TCP 10.96.0.11:80 (default/web)",
