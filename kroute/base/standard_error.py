@@ -67,6 +67,9 @@ class NonBlockingStream(io.TextIOBase):
                 self._changed.notify_all()
         return len(text)
 
+    def flush(self) -> None:
+        """Nothing: the thread writes as soon as it can. Programs flush at their end, when this may be closed."""
+
     def close(self) -> None:
         """End the thread, and forget what is kept."""
         with self._changed:

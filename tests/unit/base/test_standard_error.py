@@ -199,6 +199,14 @@ def test_a_reader_that_is_gone_costs_lines_and_nothing_else(made: Made, pipe: Pi
     assert stream.dropped == 2
 
 
+def test_what_comes_after_the_end_raises_nothing(made: Made, pipe: Pipe) -> None:
+    _, writer = pipe
+    stream = made(writer)
+    stream.finish(60)
+    stream.write("late\n")
+    stream.flush()
+
+
 def test_a_terminal_that_was_stopped_stops_nothing(made: Made) -> None:
     primary, secondary = pty.openpty()
     stream = made(secondary)
