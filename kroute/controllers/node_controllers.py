@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from kroute.base.histogram import Histogram
@@ -74,7 +73,7 @@ class NodeControllers:
         )
         self.route_fix = RouteFix(
             settings,
-            broadcaster.subscribe(RouteFix.name, RouteFix.is_news, partial(gate.renew, RouteFix.stage)),
+            broadcaster.subscribe(RouteFix.name, RouteFix.is_news),
             gate,
             interface=self.interface,
             routes=kernel.routes,
@@ -83,7 +82,7 @@ class NodeControllers:
         )
         self.masquerade = Masquerade(
             settings,
-            broadcaster.subscribe(Masquerade.name, Masquerade.is_news, partial(gate.renew, Masquerade.stage)),
+            broadcaster.subscribe(Masquerade.name, Masquerade.is_news),
             gate,
             firewall=firewall_of(settings, kernel),
             clock=clock,

@@ -34,18 +34,11 @@ class QueueStatistics(msgspec.Struct, frozen=True):
 class Subscription:
     """One subscriber's queue of plans."""
 
-    def __init__(
-        self,
-        name: str,
-        current: Iterable[Plan],
-        *,
-        started: bool,
-        is_news: IsNews | None = None,
-        skip: Skip | None = None,
-    ) -> None:
+    def __init__(self, name: str, current: Iterable[Plan], *, started: bool, is_news: IsNews | None = None) -> None:
         self.name = name
+        self.skip: Skip | None = None
+        """Called with the plans that the subscriber does not receive. The subscriber may set it."""
         self._is_news = is_news
-        self._skip = skip
         self._has_started = started
         self._waiting: dict[ObjectKey, Plan] = {plan.key: plan for plan in current}
         self._since = time.monotonic()
@@ -89,8 +82,8 @@ class Subscription:
             if plan.key in self._waiting or self._is_news is None or self._is_news(plan, before):
                 self._waiting[plan.key] = plan
                 has_news = True
-            elif before is not None and self._skip is not None:
-                self._skip(before, plan)
+            elif before is not None and self.skip is not None:
+                self.skip(before, plan)
         if not wake or (self._has_started and not has_news):
             return
         self._has_started = True
@@ -132,13 +125,13 @@ class Broadcaster:
         """All newest plans, the node's first."""
         return [*([self._node] if self._node is not None else []), *self._services.values()]
 
-    def subscribe(self, name: str, is_news: IsNews | None = None, skip: Skip | None = None) -> Subscription:
+    def subscribe(self, name: str, is_news: IsNews | None = None) -> Subscription:
         """Open a queue that holds all newest plans. Its subscriber is woken at once if the initial sync is complete.
 
-        Of later plans, the queue gets those that are news and those that replace a plan that still waits. `skip` is
-        called with the others.
+        Of later plans, the queue gets those that are news and those that replace a plan that still waits.
+        `Subscription.skip` is called with the others.
         """
-        subscription = Subscription(name, self.plans, started=self._started, is_news=is_news, skip=skip)
+        subscription = Subscription(name, self.plans, started=self._started, is_news=is_news)
         self._subscriptions.append(subscription)
         return subscription
 

@@ -124,6 +124,7 @@ class StagedController(Controller, Generic[K, V]):
             needs=lambda _: bool(desired.unsettled),
             works=lambda: self._is_in_step,
         )
+        subscription.skip = self._renew
 
     @abstractmethod
     def wanted_by(self, plan: ServicePlan) -> Mapping[K, V]:
@@ -255,6 +256,12 @@ class StagedController(Controller, Generic[K, V]):
     def revoked(self, plan: ServicePlan) -> None:
         """Submit a plan that has lost the stage again."""
         self.gate.submit(plan, self.stage)
+
+    def _renew(self, before: Plan, plan: Plan) -> None:
+        """Note a plan that wants the same as the one before. An older plan would keep its real servers in memory."""
+        if plan.key in self._plans and isinstance(plan, ServicePlan):
+            self._plans[plan.key] = plan
+        self.gate.renew(self.stage, before, plan)
 
     def _want(self, plan: Plan, objects: Mapping[K, V]) -> None:
         self.desired.want(plan, objects)

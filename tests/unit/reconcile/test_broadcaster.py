@@ -224,11 +224,8 @@ def test_a_subscriber_that_takes_now_and_then_ends_up_with_the_current_plans(
 
 async def test_a_plan_without_news_is_skipped_unless_one_before_it_still_waits() -> None:
     broadcaster, skipped = Broadcaster(), list[tuple[int, int]]()
-    subscription = broadcaster.subscribe(
-        "s",
-        lambda plan, before: before is None or plan.is_empty,
-        lambda before, plan: skipped.append((before.generation, plan.generation)),
-    )
+    subscription = broadcaster.subscribe("s", lambda plan, before: before is None or plan.is_empty)
+    subscription.skip = lambda before, plan: skipped.append((before.generation, plan.generation))
     broadcaster.publish([plan(generation=1)])
     broadcaster.publish([plan(generation=2)])
     assert generations(subscription) == {"web": 2}

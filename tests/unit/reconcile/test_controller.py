@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import sys
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,22 @@ async def test_a_changed_real_server_takes_one_pass_of_the_controller_that_write
         await until(lambda: node.stage_gate.has_passed(changed, *GOING_LIVE))
         await asyncio.sleep(0.05)
         assert steps == ["service_proxy"]
+
+
+@virtual(settles_within=0.0)
+async def test_no_controller_keeps_a_plan_that_a_newer_one_replaces(tmp_path: Path) -> None:
+    served = server("10.96.0.1", 80, "10.1.0.1")
+    older = plan("web", 1, served)
+    newer = plan("web", 2, msgspec.structs.replace(served, real_servers=(RealServer("10.1.0.1", 8080, 5),)))
+    unknown = sys.getrefcount(older)
+    async with running(tmp_path) as node:
+        node.broadcaster.publish([node_plan(), older])
+        await until(lambda: node.service_proxy.live.is_set() and not node.stage_gate.has_candidates(WITHDRAWN))
+        assert sys.getrefcount(older) > unknown
+        node.broadcaster.publish([newer])
+        await until(lambda: node.stage_gate.has_passed(newer, *GOING_LIVE))
+        await asyncio.sleep(0.05)  # for passes that nothing else shows
+        assert sys.getrefcount(older) == unknown
 
 
 @virtual(settles_within=0.0)
