@@ -193,7 +193,7 @@ class StageGate:
         """
         passage, owner = self._passages[stage], revision.key
         if passage.passed.get(owner, -1) >= before.generation:
-            self._wake(stage, self._note(stage, (revision,)))
+            self.say(stage, (revision,))
             return
         since, newest = passage.renewed.get(owner, (before.generation, before))
         if newest.generation != before.generation:
