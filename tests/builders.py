@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from kroute.model.kinds import PODS, WATCHED
 from kroute.model.node_facts import NodeFacts
@@ -44,7 +45,9 @@ from kroute.model.plan import (
     VirtualServer,
     VirtualServerKey,
 )
+from kroute.model.steps import finish
 from kroute.planning.backend_slices import BackendSlice, read_slice
+from kroute.planning.plan_service import planning
 from kroute.reconcile.stage_gate import GOING_LIVE, StageGate
 from kroute.settings import Settings
 
@@ -228,3 +231,8 @@ def stage_gate() -> StageGate:
     gate = StageGate()
     gate.join(asyncio.Event(), says=dict.fromkeys(GOING_LIVE, lambda _: False))
     return gate
+
+
+def plan_service(*arguments: Any, **named: Any) -> ServicePlan:
+    """Plan a Service at once; the arguments are those of `planning`."""
+    return finish(planning(*arguments, **named))

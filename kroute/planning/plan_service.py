@@ -18,7 +18,7 @@ from kroute.model.plan import (
     VirtualServer,
     VirtualServerKey,
 )
-from kroute.model.steps import UNITS_A_STEP, Steps, finish, parts, sort
+from kroute.model.steps import UNITS_A_STEP, Steps, parts, sort
 from kroute.planning.address_conflicts import conflict
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.backend_slices import BackendSlice, PortKey
@@ -48,7 +48,7 @@ DEFAULT_AFFINITY_TIMEOUT = 10800
 NOTHING_HELD: Mapping[VirtualServerKey, ObjectKey] = MappingProxyType({})
 
 
-def plan_service(
+def planning(
     service: Service,
     slices: Collection[BackendSlice],
     node: NodeFacts,
@@ -57,28 +57,14 @@ def plan_service(
     frontends: Frontends | None = None,
     facts: WeightFacts | None = None,
     owners: AddressOwners | None = None,
-) -> ServicePlan:
-    """Plan one Service for one node.
+) -> Steps[ServicePlan]:
+    """Plan one Service for one node, in steps.
 
     `slices` are those of the Service. `held` names, for each address and port that another Service has, that Service.
     `frontends` saves computing them again if the caller has them. `facts` are what its real servers are weighed by.
     `owners` has the addresses of Nodes and Services. Never fails: everything that cannot be done is a Problem of the
     plan, and the rest is planned. The parts of a plan are sorted, so that plans of equal content are equal.
     """
-    return finish(planning(service, slices, node, settings, held, frontends, facts, owners))
-
-
-def planning(
-    service: Service,
-    slices: Collection[BackendSlice],
-    node: NodeFacts,
-    settings: Settings,
-    held: Mapping[VirtualServerKey, ObjectKey],
-    frontends: Frontends | None,
-    facts: WeightFacts | None = None,
-    owners: AddressOwners | None = None,
-) -> Steps[ServicePlan]:
-    """As `plan_service`, in steps."""
     served, known_problems, more_problems = frontends or frontends_of(service, node, settings)
     problems = Problems(known_problems, more_problems)
     if not served:

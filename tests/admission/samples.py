@@ -6,8 +6,7 @@ from kroute.base.schedulers import SCHEDULER_FLAGS, SCHEDULERS
 from kroute.model.plan import Problem
 from kroute.planning.features import ANNOTATION_NAMES
 from kroute.planning.options import PREFIX
-from kroute.planning.plan_service import plan_service
-from tests.builders import facts, service, settings
+from tests.builders import facts, plan_service, service, settings
 
 _SWITCHES = ("on", "off", "true", "FALSE", "On", "yes", "1", " on ", "", "onn")
 _NUMBERS = ("", "0", "00", "000", "1", "01", "24", "-1", "1.5", "1_0", "+1", "0x10", "\u0663", "9" * 30)

@@ -16,10 +16,9 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.features.direct_return import forwarding_of
 from kroute.planning.frontends import frontends_of
-from kroute.planning.plan_service import plan_service
 from kroute.reconcile.comparison.vips import delivery_differences
 from kroute.settings import Settings
-from tests.builders import NODE, endpoint, endpoint_slice, facts, read, service, settings
+from tests.builders import NODE, endpoint, endpoint_slice, facts, plan_service, read, service, settings
 
 VIP = "198.51.100.7"
 KEY = VirtualServerKey(Protocol.TCP, VIP, 80)

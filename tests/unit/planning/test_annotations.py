@@ -9,8 +9,7 @@ from kroute.planning.features import ANNOTATION_NAMES, ANNOTATIONS, apply_annota
 from kroute.planning.features.ejection import Ejecting
 from kroute.planning.features.slow_start import SlowStart, in_steps
 from kroute.planning.options import MAX_PERSISTENCE_TIMEOUT, Options
-from kroute.planning.plan_service import plan_service
-from tests.builders import endpoint_slice, facts, read, service, settings
+from tests.builders import endpoint_slice, facts, plan_service, read, service, settings
 
 DEFAULTS = Options("rr")
 

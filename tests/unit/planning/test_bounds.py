@@ -15,8 +15,8 @@ from kroute.planning.catalog import Catalog
 from kroute.planning.endpoints import Chosen
 from kroute.planning.features.source_ranges import MOST_RANGE_ENTRIES, MOST_RANGES
 from kroute.planning.features.weights.rule import Weighing
-from kroute.planning.plan_service import NOTHING_HELD, plan_service, planning
-from tests.builders import NODE_IPV4, endpoint, endpoint_slice, facts, port, read, service, settings
+from kroute.planning.plan_service import NOTHING_HELD, planning
+from tests.builders import NODE_IPV4, endpoint, endpoint_slice, facts, plan_service, port, read, service, settings
 from tests.unit.planning.test_catalog import listed, served
 
 HERE = facts(own=(NODE_IPV4,))

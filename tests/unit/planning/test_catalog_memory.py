@@ -9,8 +9,7 @@ from kroute.model.plan import ServicePlan
 from kroute.planning.backend_slices import read_slice
 from kroute.planning.catalog import Catalog
 from kroute.planning.interning import interned
-from kroute.planning.plan_service import plan_service
-from tests.builders import NODE_IPV4, endpoint, endpoint_slice, facts, port, service, settings
+from tests.builders import NODE_IPV4, endpoint, endpoint_slice, facts, plan_service, port, service, settings
 from tests.unit.planning.test_catalog import listed
 from tests.unit.planning.test_catalog_properties import ODD_SERVICES
 

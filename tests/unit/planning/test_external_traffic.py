@@ -7,8 +7,19 @@ import pytest
 from kroute.model.objects import Endpoint, LoadBalancerIngress, Service
 from kroute.model.plan import AddressSet, ServicePlan
 from kroute.planning.plan_node import plan_node
-from kroute.planning.plan_service import plan_service
-from tests.builders import NODE, NODE_IPV4, NODE_IPV6, endpoint, endpoint_slice, facts, port, read, service, settings
+from tests.builders import (
+    NODE,
+    NODE_IPV4,
+    NODE_IPV6,
+    endpoint,
+    endpoint_slice,
+    facts,
+    plan_service,
+    port,
+    read,
+    service,
+    settings,
+)
 
 HERE = endpoint("10.244.1.1", on=NODE)
 THERE = endpoint("10.244.1.2", on="node2")

@@ -8,8 +8,19 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, Endpoint, Service
 from kroute.model.plan import AddressSet, HealthCheck, ServicePlan
 from kroute.planning.catalog import Catalog
-from kroute.planning.plan_service import plan_service
-from tests.builders import LISTED, NODE, NODE_IPV4, NODE_IPV6, endpoint, endpoint_slice, facts, read, service, settings
+from tests.builders import (
+    LISTED,
+    NODE,
+    NODE_IPV4,
+    NODE_IPV6,
+    endpoint,
+    endpoint_slice,
+    facts,
+    plan_service,
+    read,
+    service,
+    settings,
+)
 
 HERE = endpoint("10.244.1.1", on=NODE)
 THERE = endpoint("10.244.1.2", on="node2")

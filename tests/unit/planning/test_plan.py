@@ -15,7 +15,7 @@ from kroute.model.objects import Applied, Change, EndpointSlice, ObjectKey, Serv
 from kroute.model.plan import AddressSet, Persistence, RealServer, ServicePlan, SetEntry, Vip
 from kroute.planning.catalog import Catalog
 from kroute.planning.frontends import cluster_ips
-from kroute.planning.plan_service import DEFAULT_AFFINITY_TIMEOUT, plan_service
+from kroute.planning.plan_service import DEFAULT_AFFINITY_TIMEOUT
 from tests.builders import (
     LISTED,
     NODE,
@@ -24,6 +24,7 @@ from tests.builders import (
     endpoint,
     endpoint_slice,
     facts,
+    plan_service,
     port,
     read,
     service,

@@ -7,8 +7,7 @@ import pytest
 from kroute.model.objects import Endpoint
 from kroute.model.plan import AddressSet, ServicePlan, TunnelEnd
 from kroute.planning.address_owners import AddressOwners
-from kroute.planning.plan_service import plan_service
-from tests.builders import NODE, endpoint, endpoint_slice, facts, node, port, read, service, settings
+from tests.builders import NODE, endpoint, endpoint_slice, facts, node, plan_service, port, read, service, settings
 
 VIP = "198.51.100.7"
 HERE, THERE = endpoint("10.244.1.1", on=NODE), endpoint("10.244.1.2", on="node2")

@@ -12,8 +12,7 @@ from kroute.planning.features.step import Backends, FeatureStep, PlanInputs
 from kroute.planning.features.weights.rule import WeightSource
 from kroute.planning.frontends import Frontend
 from kroute.planning.options import Annotation, Applied, Options, names
-from kroute.planning.plan_service import plan_service
-from tests.builders import endpoint, endpoint_slice, facts, read, service, settings
+from tests.builders import endpoint, endpoint_slice, facts, plan_service, read, service, settings
 from tests.unit.planning.test_endpoint_reasons import seen
 
 Register = Callable[[Annotation, Callable[[PlanInputs], FeatureStep | None] | None], None]

@@ -8,8 +8,7 @@ from kroute.model.steps import finish
 from kroute.planning.catalog import Catalog
 from kroute.planning.features import ANNOTATION_NAMES, MOST_UNKNOWN, unknown_annotations
 from kroute.planning.interning import interned
-from kroute.planning.plan_service import plan_service
-from tests.builders import facts, node, service, settings
+from tests.builders import facts, node, plan_service, service, settings
 from tests.unit.planning.test_catalog import LISTED
 
 
