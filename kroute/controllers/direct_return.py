@@ -8,9 +8,8 @@ A VIP goes live last: its route is written when service_proxy has said SERVED, s
 serves. It is deleted when the plan that dropped it is WITHDRAWN.
 """
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from socket import AF_INET, AF_INET6
 
 import structlog
@@ -25,12 +24,10 @@ from kroute.kernel.pods.pod_network import PodTunnel
 from kroute.model.addresses import Family, family_of
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, Problem, ServicePlan, TunnelEnd
-from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.controller import Controller
+from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.pass_status import PassStatus, Report
-from kroute.reconcile.stage_gate import ENFORCED, ENTRIES_PREPARED, SERVED, WITHDRAWN, StageGate
-from kroute.settings import Settings
+from kroute.reconcile.stage_gate import ENFORCED, ENTRIES_PREPARED, SERVED, WITHDRAWN
 
 log = structlog.get_logger(__name__)
 
@@ -51,26 +48,16 @@ class DirectReturn(Controller):
     first_resync = 1 / 3
     waits_for = (SERVED, ENTRIES_PREPARED, WITHDRAWN, *ENFORCED.values())
 
-    def __init__(
-        self,
-        settings: Settings,
-        subscription: Subscription,
-        gate: StageGate,
-        *,
-        tunnels: TunnelClient,
-        prepared: PreparedPods,
-        report: Report,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(settings, subscription, None, clock)
-        self._gate = gate
+    def __init__(self, shared: Shared, tunnels: TunnelClient, prepared: PreparedPods) -> None:
+        super().__init__(shared)
+        self._gate = shared.gate
         self._tunnels = tunnels
         self._prepared = prepared
-        self._pods = Pods(self.status, tunnels, report)
+        self._pods = Pods(self.status, tunnels, shared.report)
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._dropped: dict[str, ServicePlan] = {}
         self._steered: set[str] = set()
-        gate.join(self.wake, says={}, waits_for=self.waits_for)
+        self._gate.join(self.wake, says={}, waits_for=self.waits_for)
         prepared.follow(self.wake)
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
@@ -90,7 +77,7 @@ class DirectReturn(Controller):
 
     async def read(self) -> Iterable[str]:
         """Scan the node's routes and rules, and have every pod looked at again."""
-        drift = await self._tunnels.ensure_rules(self._settings.direct_return_mark)
+        drift = await self._tunnels.ensure_rules(self.settings.direct_return_mark)
         found = await self._tunnels.steered()
         drift += [f"delivery of packets to {vip} was missing" for vip in sorted(self._steered - found)]
         self._steered = found

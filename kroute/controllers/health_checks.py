@@ -10,7 +10,6 @@ port has one socket for each address that it names; sockets are opened and close
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from errno import EADDRINUSE
 from http import HTTPStatus
@@ -25,11 +24,8 @@ from kroute.http.server import BriefHttpServer
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck, NodePlan, Plan, Problem, ServicePlan
 from kroute.reconcile.batch_writer import log_changes
-from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.controller import Controller
-from kroute.reconcile.pass_status import Report
-from kroute.settings import Settings
+from kroute.reconcile.controller import Controller, Shared
 
 log = structlog.get_logger(__name__)
 
@@ -55,19 +51,11 @@ class HealthChecks(Controller):
 
     name = "health_checks"
 
-    def __init__(
-        self,
-        settings: Settings,
-        subscription: Subscription,
-        *,
-        report: Report,
-        healthy: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(settings, subscription, None, clock)
-        self._report = report
+    def __init__(self, shared: Shared, healthy: Callable[[], bool]) -> None:
+        super().__init__(shared)
+        self._report = shared.report
         self._server = HealthCheckServer(self._checked_at, healthy)
-        self._addresses: Sequence[str] = () if settings.nodeport_addresses else (EVERY_ADDRESS,)
+        self._addresses: Sequence[str] = () if self.settings.nodeport_addresses else (EVERY_ADDRESS,)
         self._ports: dict[ObjectKey, int] = {}
         self._claims: dict[int, dict[ObjectKey, HealthCheck]] = {}  # of a port's claims the first wins
         self._listening: dict[int, dict[_ListenPoint, _Listener]] = {}
@@ -101,7 +89,7 @@ class HealthChecks(Controller):
 
     def accept_node(self, plan: NodePlan) -> None:
         """Take the addresses at which to listen from the node's plan, if `--nodeport-addresses` is set."""
-        if self._settings.nodeport_addresses:
+        if self.settings.nodeport_addresses:
             self._addresses = plan.node.node_port_addresses
             self._unsettled |= self._claims.keys()
 

@@ -6,7 +6,6 @@ unless another set has their port, so an address is in VIP only while the sets h
 """
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -21,15 +20,14 @@ from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, NodePlan, Plan, ServicePlan, SetEntry
-from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.comparison.set_entries import describe_drift
+from kroute.reconcile.controller import Shared
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.resync_schedule import LONGEST_PAUSE as LONGEST_PAUSE_OF_RESYNCS
 from kroute.reconcile.resync_schedule import Pace
 from kroute.reconcile.stage_gate import ENFORCED, ENTRIES_PREPARED, Revision, StageGate
 from kroute.reconcile.staged_controller import StagedController
-from kroute.settings import Settings
 
 Present = Literal[True]
 
@@ -47,24 +45,16 @@ class Masquerade(StagedController[SetEntry, Present]):
     first_resync = 1 / 3
     longest_undisturbed = LONGEST_PAUSE_OF_RESYNCS
 
-    def __init__(
-        self,
-        settings: Settings,
-        subscription: Subscription,
-        gate: StageGate,
-        *,
-        firewall: Firewall,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, shared: Shared, firewall: Firewall) -> None:
         self._fills = _SetFills(firewall)
-        super().__init__(settings, subscription, gate, DesiredState(count=self._fills.count), None, clock)
+        super().__init__(shared, DesiredState(count=self._fills.count))
         self._firewall = firewall
         self._node: NodeFacts | None = None
         self._rules_due = True
         self._checks_rules = self._has_checked_rules = False
         self._rule_retries: Retries[str] = Retries()
         self._pace = Pace(FIRST_PAUSE, LONGEST_PAUSE)
-        self._enforcement = _Enforcement(gate, self.wake, self.desired.is_right, firewall.enforces)
+        self._enforcement = _Enforcement(self.gate, self.wake, self.desired.is_right, firewall.enforces)
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """The same as every staged controller, and what the plans restrict."""
@@ -195,7 +185,7 @@ class Masquerade(StagedController[SetEntry, Present]):
                 )
             except KernelError as error:
                 self.status.failed(error)
-                await asyncio.sleep(self._settings.resync_period)  # the resync after it finds what has changed
+                await asyncio.sleep(self.settings.resync_period)  # the resync after it finds what has changed
                 self._changed_by_others()
             else:
                 return  # this firewall reports nothing

@@ -24,10 +24,9 @@ from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.plan import VirtualServerKey
 from kroute.reconcile.broadcaster import Broadcaster, QueueStatistics
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.controller import Controller
+from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import ControllerStatistics, Report
-from kroute.reconcile.stage_gate import StageGate
 from kroute.settings import Settings
 
 if TYPE_CHECKING:
@@ -62,7 +61,8 @@ class NodeControllers:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.stage_gate = gate = StageGate()
+        shared = Shared(settings, broadcaster, report, clock)
+        self.stage_gate = shared.gate
         self.ledger = Ledger.open(settings.state_dir)
         self.interface = DummyInterface(settings.dummy_interface, kernel.links, self.ledger)
         self._broadcaster = broadcaster
@@ -71,56 +71,17 @@ class NodeControllers:
             kernel.monitor(only_interface=settings.dummy_interface, routes=False),
             kernel.monitor(only_interface=settings.dummy_interface, other_addresses=True),
         )
-        self.route_fix = RouteFix(
-            settings,
-            broadcaster.subscribe(RouteFix.name, RouteFix.is_news),
-            gate,
-            interface=self.interface,
-            routes=kernel.routes,
-            monitor=self._monitors[1],
-            clock=clock,
-        )
-        self.masquerade = Masquerade(
-            settings,
-            broadcaster.subscribe(Masquerade.name, Masquerade.is_news),
-            gate,
-            firewall=firewall_of(settings, kernel),
-            clock=clock,
-        )
-        self.health_checks = HealthChecks(
-            settings,
-            broadcaster.subscribe(HealthChecks.name, HealthChecks.is_news),
-            report=report,
-            healthy=lambda: self.is_live and not self.complaints(),
-            clock=clock,
-        )
+        self.route_fix = RouteFix(shared, self.interface, kernel.routes, self._monitors[1])
+        self.masquerade = Masquerade(shared, firewall_of(settings, kernel))
+        self.health_checks = HealthChecks(shared, healthy=lambda: self.is_live and not self.complaints())
         self._tunnels, prepared = kernel.tunnels, PreparedPods()
         self.direct_return = None
         if settings.direct_return:
             from kroute.controllers.direct_return import DirectReturn  # noqa: PLC0415  few nodes have it
 
-            self.direct_return = DirectReturn(
-                settings,
-                broadcaster.subscribe(DirectReturn.name),
-                gate,
-                tunnels=kernel.tunnels,
-                prepared=prepared,
-                report=report,
-                clock=clock,
-            )
+            self.direct_return = DirectReturn(shared, kernel.tunnels, prepared)
         # The last to subscribe is the last to be woken: by then the others have said which stages need no write.
-        self.service_proxy = ServiceProxy(
-            settings,
-            broadcaster.subscribe(ServiceProxy.name),
-            gate,
-            kernel=kernel,
-            interface=self.interface,
-            ledger=self.ledger,
-            monitor=self._monitors[0],
-            report=report,
-            pods=prepared,
-            clock=clock,
-        )
+        self.service_proxy = ServiceProxy(shared, kernel, self.interface, self.ledger, self._monitors[0], prepared)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

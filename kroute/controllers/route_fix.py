@@ -12,9 +12,8 @@ as their source, and send no event either. Such routes are written again when th
 takes its place, new plans name that one.
 """
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from errno import ESRCH
 
 from kroute.controllers.dummy_interface import DummyInterface
@@ -24,7 +23,6 @@ from kroute.kernel.net.monitor import AddressEvent, Event, RouteEvent
 from kroute.kernel.net.routes import DeleteLocalRoute, RouteChange, SetLocalRoute
 from kroute.model.plan import Plan, ServicePlan
 from kroute.reconcile.batches import sliced
-from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.comparison.source_routes import (
     ANY_SOURCE,
@@ -34,11 +32,11 @@ from kroute.reconcile.comparison.source_routes import (
     desired_by,
     ours_among,
 )
+from kroute.reconcile.controller import Shared
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.resync_schedule import DigestPace
-from kroute.reconcile.stage_gate import ROUTES_PREPARED, SERVED, WITHDRAWN, StageGate
+from kroute.reconcile.stage_gate import ROUTES_PREPARED, SERVED, WITHDRAWN
 from kroute.reconcile.staged_controller import StagedController
-from kroute.settings import Settings
 
 
 class RouteFix(StagedController[str, SourceRoute]):
@@ -52,25 +50,15 @@ class RouteFix(StagedController[str, SourceRoute]):
     waits_for = (WITHDRAWN, SERVED)
     first_resync = 2 / 3
 
-    def __init__(
-        self,
-        settings: Settings,
-        subscription: Subscription,
-        gate: StageGate,
-        *,
-        interface: DummyInterface,
-        routes: RouteClient,
-        monitor: EventSource,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(settings, subscription, gate, DesiredState(agrees), monitor, clock)
+    def __init__(self, shared: Shared, interface: DummyInterface, routes: RouteClient, monitor: EventSource) -> None:
+        super().__init__(shared, DesiredState(agrees), monitor)
         self._interface = interface
         self._routes = routes
         self._revision = 0
         self._is_reading = False
         self._absent_sources: set[str] = set()
         self._last = LastLook()
-        self._pace = DigestPace(settings.resync_period, settings.resync_budget, self.status.counters)
+        self._pace = DigestPace(shared.settings, self.status.counters)
         interface.watch(self.wake)
 
     @staticmethod
@@ -190,7 +178,7 @@ class RouteFix(StagedController[str, SourceRoute]):
         if delta.desired is None or delta.applied is not None:
             return super().may_write(delta)
         owners = self.desired.owners(delta.key)
-        return any(self.gate.has_passed(self._plans[owner], SERVED) for owner in owners)
+        return any(self.gate.has_passed(self.plans[owner], SERVED) for owner in owners)
 
     async def apply(self, deltas: Sequence[Delta[str, SourceRoute]]) -> Mapping[str, str]:
         """Write routes; deleting one that does not exist is a success."""

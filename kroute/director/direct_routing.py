@@ -6,27 +6,18 @@ removed before them.
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from errno import EADDRNOTAVAIL, ENODEV
 
 from kroute.controllers.ipvs.sysctls import SYSCTLS as NODE_SYSCTLS
 from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls
-from kroute.controllers.ipvs.table_look import TableLook
 from kroute.controllers.ipvs.timeouts import Timeouts
 from kroute.controllers.ipvs.virtual_servers import VirtualServers
 from kroute.director import synchronization
 from kroute.director.addresses import DirectorAddresses
 from kroute.director.settings import DirectorSettings
 from kroute.director.synchronization import Synchronization
-from kroute.kernel.clients import (
-    AddressClient,
-    EventSource,
-    IpvsClient,
-    SyncDaemonClient,
-    SysctlClient,
-    VirtualServerTable,
-)
+from kroute.kernel.clients import AddressClient, EventSource, SyncDaemonClient, VirtualServerTable
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.objects import (
     DIRECT_ROUTING,
@@ -46,13 +37,12 @@ from kroute.kernel.ipvs.outlines import Outlines
 from kroute.kernel.net.addresses import UnbindAddress
 from kroute.kernel.net.announcements import Announcer
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
+from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.plan import ServicePlan, VirtualServerKey
-from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.comparison.virtual_servers import planned_key
-from kroute.reconcile.controller import Controller
+from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.ledger import AddressDeleted, Exclusion, Ledger, SyncDaemonStopped
-from kroute.reconcile.pass_status import Report
 
 _SHARED_SYSCTLS = {
     "net.ipv4.vs.expire_nodest_conn",
@@ -72,49 +62,33 @@ class DirectRouting(Controller):
 
     def __init__(
         self,
+        shared: Shared,
         settings: DirectorSettings,
-        subscription: Subscription,
-        *,
+        kernel: NodeKernel,
         ledger: Ledger,
-        ipvs: IpvsClient,
-        addresses: AddressClient,
-        announcer: Announcer,
-        sysctls: SysctlClient,
-        kernel_version: tuple[int, int],
         monitor: EventSource,
-        report: Report,
-        clock: Callable[[], float] = time.monotonic,
+        announcer: Announcer,
     ) -> None:
-        super().__init__(settings.common, subscription, monitor, clock)
+        super().__init__(shared, monitor)
         self._exclusion = Exclusion(settings.common.exclude_cidrs)
         self._ledger = ledger
-        self._ipvs = ipvs
-        self._addresses = addresses
-        self._kernel_version = kernel_version
+        self._kernel = kernel
         self._interface = settings.vip_interface
         rows = [row for row in NODE_SYSCTLS if row.name in _SHARED_SYSCTLS]
         rows += synchronization.SYSCTLS if settings.sync_interface else ()
-        self._sysctls = NodeSysctls(sysctls, ledger, rows)
-        self._timeouts = Timeouts(ipvs, ledger, settings.common.ipvs_timeouts)
-        self._synchronization = Synchronization(ipvs, ledger, settings.sync_interface, settings.sync_id)
+        self._sysctls = NodeSysctls(kernel.sysctls, ledger, rows)
+        self._timeouts = Timeouts(kernel.ipvs, ledger, settings.common.ipvs_timeouts)
+        self._synchronization = Synchronization(kernel.ipvs, ledger, settings.sync_interface, settings.sync_id)
         self.vips = DirectorAddresses(
             self.status,
-            addresses,
+            kernel.addresses,
             announcer,
             ledger,
             interface=settings.vip_interface,
             lifetime=settings.lease.duration,
         )
-        self._servers = VirtualServers(
-            self.status,
-            TableLook(_DirectIpvs(ipvs), settings.common),
-            ledger,
-            sysctls=sysctls,
-            default_scheduler=settings.common.usual_scheduler,
-            drain_timeout=settings.common.drain_timeout,
-            report=report,
-            suspect=lambda _: None,
-        )
+        ipvs = _DirectIpvs(kernel.ipvs)
+        self._servers = VirtualServers(shared, self.status, ipvs, kernel.sysctls, ledger, suspect=lambda _: None)
         self._leading: bool | None = None
         self._is_owner_settled = False
         self._has_withdrawn = asyncio.Event()
@@ -158,19 +132,19 @@ class DirectRouting(Controller):
 
         Meanwhile give up the VIPs if another director is active.
         """
-        self._subscription.notify(self.wake)
-        await self._guarded(self.resync)
-        while not (self._stopping or self._subscription.has_arrived):
+        self.subscription.notify(self.wake)
+        await self.guarded(self.resync)
+        while not (self.is_stopping or self.subscription.has_arrived):
             self.wake.clear()
             if self._leading is False:
-                await self._guarded(self._give_up)
+                await self.guarded(self._give_up)
             await self.wake.wait()
 
     async def read(self) -> Iterable[str]:
         """Read IPVS, the addresses and the sysctls. Repair at once what needs no order."""
         if not self._is_owner_settled:
             if self._ledger.exists:
-                there = await self._ipvs.read()
+                there = await self._kernel.ipvs.read()
                 ours = [planned_key(key) for key in there if self._names(key)]
                 self._ledger.adopt(ours, self._ledger.links)
             self._is_owner_settled = True
@@ -199,13 +173,13 @@ class DirectRouting(Controller):
 
     async def cleanup(self, report: CleanupReport) -> None:
         """Remove what only a director has. The rest is cleaned up as on a node."""
-        await undo(self._ledger, self._ipvs, self._addresses, report)
+        await undo(self._ledger, self._kernel.ipvs, self._kernel.addresses, report)
 
     async def _ensure_surroundings(self) -> list[str]:
         """Read the addresses, and repair ledger, sysctls and timeouts; returns what was wrong, one sentence each."""
         wrong = [f"the ledger {self._ledger.path} was missing"] if self._ledger.restore() else []
         wrong += await self.vips.learn()
-        wrong += self._sysctls.ensure(Circumstances(self._kernel_version, ipv6=False))
+        wrong += self._sysctls.ensure(Circumstances(self._kernel.version, ipv6=False))
         return wrong + await self._timeouts.ensure()
 
     def _names(self, key: tuple[int, str, int]) -> bool:

@@ -34,6 +34,7 @@ from kroute.model.node_facts import NO_API, ApiFacts, NodeFacts, NodeInterfaces,
 from kroute.model.objects import Change
 from kroute.reconcile.batches import in_turns
 from kroute.reconcile.broadcaster import Broadcaster
+from kroute.reconcile.controller import Shared
 from kroute.reconcile.ledger import Ledger
 from kroute.runtime.namespace_lock import LockRole
 from kroute.runtime.runner import begun, run_claimed, stop_signal
@@ -95,16 +96,12 @@ class Director:
         self._probes = NodeProbes(settings.probes, self._changed.set)
         self._monitor = kernel.monitor(only_interface=settings.vip_interface, routes=False)
         self._routing = DirectRouting(
+            Shared(common, self._broadcaster, self._recorder.report),
             settings,
-            self._broadcaster.subscribe(DirectRouting.name),
-            ledger=ledger,
-            ipvs=kernel.ipvs,
-            addresses=kernel.addresses,
-            announcer=Announcer(),
-            sysctls=kernel.sysctls,
-            kernel_version=kernel.version,
-            monitor=self._monitor,
-            report=self._recorder.report,
+            kernel,
+            ledger,
+            self._monitor,
+            Announcer(),
         )
         lease = settings.lease
         self._election = Election(

@@ -8,19 +8,21 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar
 
+import msgspec
 import structlog
 
 from kroute.base.backoff import Retries, exhaustion
 from kroute.kernel.clients import EventSource
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.monitor import Event, Overrun
-from kroute.model.plan import NodePlan, ServicePlan
+from kroute.model.plan import NodePlan, Plan, ServicePlan
 from kroute.reconcile.batches import cut
-from kroute.reconcile.broadcaster import Subscription
+from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import LedgerError
-from kroute.reconcile.pass_status import ControllerStatistics, PassStatus
+from kroute.reconcile.pass_status import ControllerStatistics, PassStatus, Report
 from kroute.reconcile.resync_schedule import LONGEST_UNDISTURBED, Alarm, Metered, ResyncSchedule
+from kroute.reconcile.stage_gate import StageGate
 from kroute.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -37,11 +39,25 @@ controller drops them and resyncs."""
 _PASS = "pass"  # noqa: S105  the key under which a whole pass is retried
 
 
+class Shared(msgspec.Struct, frozen=True):
+    """What the controllers of a node share.
+
+    `report` is called with the problems of Services that only an attempt to write shows. `clock` returns seconds and
+    never goes back.
+    """
+
+    settings: Settings
+    broadcaster: Broadcaster
+    report: Report
+    clock: Callable[[], float] = time.monotonic
+    gate: StageGate = msgspec.field(default_factory=StageGate)
+
+
 class Controller(ABC):
     """Applies plans to one part of the kernel.
 
-    `clock` returns seconds and never goes back. `monitor` serves this controller only; it is None if this part of the
-    kernel sends no events. `has_adopted`: the first resync is done.
+    `monitor` serves this controller only; it is None if this part of the kernel sends no events. `has_adopted`: the
+    first resync is done.
     """
 
     name: ClassVar[str]
@@ -52,23 +68,27 @@ class Controller(ABC):
     longest_undisturbed: ClassVar[float] = LONGEST_UNDISTURBED
     """The most seconds between two resyncs while no drift was ever found."""
 
-    def __init__(
-        self, settings: Settings, subscription: Subscription, monitor: EventSource | None, clock: Callable[[], float]
-    ) -> None:
-        self.clock = clock
-        self.status = PassStatus(self.name, clock)
+    def __init__(self, shared: Shared, monitor: EventSource | None = None) -> None:
+        settings = shared.settings
+        self.clock = shared.clock
+        self.status = PassStatus(self.name, shared.clock)
         self.wake = asyncio.Event()
         self._alarm = Alarm(self.wake, lambda: self.clock())  # noqa: PLW0108  tests replace the clock
-        self._settings = settings
-        self._subscription = subscription
+        self.settings = settings
+        self.subscription = shared.broadcaster.subscribe(self.name, self.is_news)
         self._monitor = monitor
         self._events: list[Event | Overrun] = []
         self._passes: Retries[str] = Retries()
         share = settings.resync_budget * self.share_of_budget
-        self._schedule = ResyncSchedule(settings.resync_period, share, clock(), self.longest_undisturbed)
+        self._schedule = ResyncSchedule(settings.resync_period, share, self.clock(), self.longest_undisturbed)
         self._repairs_before = 0
         self.has_adopted = False
-        self._stopping = False
+        self.is_stopping = False
+
+    @staticmethod
+    def is_news(plan: Plan, before: Plan | None) -> bool:  # noqa: ARG004  for controllers that read little of a plan
+        """Whether a plan has something new for this controller, compared with the plan before it."""
+        return True
 
     @abstractmethod
     def accept(self, plans: Sequence[ServicePlan]) -> None:
@@ -116,7 +136,7 @@ class Controller(ABC):
 
     def stop(self) -> None:
         """Make `run` return once the current pass is over. The kernel's state stays as it is."""
-        self._stopping = True
+        self.is_stopping = True
         self.wake.set()
 
     async def run(self) -> None:
@@ -125,7 +145,7 @@ class Controller(ABC):
             listener = group.create_task(self._listen(self._monitor)) if self._monitor is not None else None
             try:
                 await self.start()
-                while not self._stopping:
+                while not self.is_stopping:
                     await self.step()
                     await self._sleep()
             finally:
@@ -135,18 +155,18 @@ class Controller(ABC):
 
     async def start(self) -> None:
         """Prepare, then wait for the plans of the initial sync (or for `stop`)."""
-        self._subscription.notify(self.wake)
-        await self._guarded(self.prepare)
-        while not (self._stopping or self._subscription.has_arrived):
+        self.subscription.notify(self.wake)
+        await self.guarded(self.prepare)
+        while not (self.is_stopping or self.subscription.has_arrived):
             self.wake.clear()
             await self.wake.wait()
 
     async def step(self) -> None:
         """Make one pass. What the kernel refuses is logged and tried again later, never raised."""
-        await self._take()
+        await self.take()
         now = self.clock()
         if not self._passes.is_waiting(_PASS, now):
-            await self._guarded(partial(self._pass, now), now)
+            await self.guarded(partial(self._pass, now), now)
 
     async def write_new_changes(self) -> None:
         """Write what has arrived, between two parts of a resync or of other long work.
@@ -154,8 +174,8 @@ class Controller(ABC):
         The rest of the scan may show the kernel as it was before these writes; the `Resync` ignores it for objects that
         were written since it began.
         """
-        if self.has_adopted and self.wake.is_set() and not self._stopping:
-            await self._take()
+        if self.has_adopted and self.wake.is_set() and not self.is_stopping:
+            await self.take()
             await self.write()
 
     async def keep_writing_during(self, work: Awaitable[T]) -> T:
@@ -166,18 +186,18 @@ class Controller(ABC):
         task = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self.wake.set())
         try:
-            while not (task.done() or self._stopping):
+            while not (task.done() or self.is_stopping):
                 await self.wake.wait()
                 await self.write_new_changes()
             return await task
         finally:
             task.cancel()
 
-    async def _take(self) -> None:
+    async def take(self) -> None:
         """Take everything that waits into memory."""
         self.wake.clear()
         services: list[ServicePlan] = []
-        for plan in self._subscription.take().values():
+        for plan in self.subscription.take().values():
             if isinstance(plan, NodePlan):
                 self.accept_node(plan)
             else:
@@ -270,7 +290,7 @@ class Controller(ABC):
                 raise
             log.warning("resync.interrupted", controller=self.name, next_step="nothing is deleted; reading again later")
 
-    async def _guarded(self, attempt: Callable[[], Awaitable[None]], now: float | None = None) -> None:
+    async def guarded(self, attempt: Callable[[], Awaitable[None]], now: float | None = None) -> None:
         """Attempt a whole pass. When it fails, the kernel's state is unknown, so the next pass begins with a resync."""
         self.status.begins(self.clock() if now is None else now)
         try:
@@ -293,9 +313,9 @@ class Controller(ABC):
                 events = await monitor.next()
             except KernelError as error:
                 self.status.failed(error)
-                await asyncio.sleep(self._settings.resync_period)  # the resync after it finds what has changed
+                await asyncio.sleep(self.settings.resync_period)  # the resync after it finds what has changed
                 events = [Overrun()]
-            # Not `+= await`: it would load the list before it waits, and bring back the one that `_take` has replaced.
+            # Not `+= await`: it would load the list before it waits, and bring back the one that `take` has replaced.
             self._events += events
             if len(self._events) > MOST_EVENTS:
                 self._events = [Overrun()]

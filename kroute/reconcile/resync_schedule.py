@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from kroute.base.backoff import Backoff
 from kroute.reconcile.pass_status import ControllerStatistics
+from kroute.settings import Settings
 
 T = TypeVar("T")
 
@@ -133,14 +134,14 @@ class Metered(Generic[T]):
 
 
 class DigestPace:
-    """Says at which looks a digest is due. `period` is seconds between two looks, `budget` is Settings.resync_budget.
+    """Says at which looks a digest is due.
 
     It counts digests in `counters`, with the cost of the last one and the pause until the next.
     """
 
-    def __init__(self, period: float, budget: float, counters: ControllerStatistics) -> None:
-        self._period = period
-        self._a_look = period * budget * SHARE_OF_DIGESTS
+    def __init__(self, settings: Settings, counters: ControllerStatistics) -> None:
+        self._period = settings.resync_period
+        self._a_look = settings.resync_period * settings.resync_budget * SHARE_OF_DIGESTS
         self._counters = counters
         self._looks = 0
         self._debt = 0.0

@@ -12,7 +12,7 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from heapq import heappop, heappush
 from typing import ClassVar, Generic, TypeVar
 
@@ -23,12 +23,10 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, ServicePlan
 from kroute.reconcile.batch_writer import BatchWriter, log_changes
 from kroute.reconcile.batches import BATCH, sliced
-from kroute.reconcile.broadcaster import Subscription
-from kroute.reconcile.controller import Controller
+from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.pass_status import names_of
-from kroute.reconcile.stage_gate import WITHDRAWN, Revision, Stage, StageGate
-from kroute.settings import Settings
+from kroute.reconcile.stage_gate import WITHDRAWN, Revision, Stage
 
 log = structlog.get_logger(__name__)
 
@@ -94,19 +92,11 @@ class StagedController(Controller, Generic[K, V]):
     stage: ClassVar[Stage]
     waits_for: ClassVar[tuple[Stage, ...]] = (WITHDRAWN,)
 
-    def __init__(
-        self,
-        settings: Settings,
-        subscription: Subscription,
-        gate: StageGate,
-        desired: DesiredState[K, V],
-        monitor: EventSource | None,
-        clock: Callable[[], float],
-    ) -> None:
-        super().__init__(settings, subscription, monitor, clock)
+    def __init__(self, shared: Shared, desired: DesiredState[K, V], monitor: EventSource | None = None) -> None:
+        super().__init__(shared, monitor)
         self.desired = desired
-        self.gate = gate
-        self._plans: dict[ObjectKey, ServicePlan] = {}
+        self.gate = shared.gate
+        self.plans: dict[ObjectKey, ServicePlan] = {}
         self._accepted: set[ObjectKey] = set()
         self._seen: tuple[int, ...] = ()
         self._is_in_step = False
@@ -117,14 +107,14 @@ class StagedController(Controller, Generic[K, V]):
             note=lambda delta: desired.note_applied(delta.key, delta.desired),
             owners_of=desired.owners,
         )
-        gate.join(
+        self.gate.join(
             self.wake,
             says={self.stage: self._is_prepared},
             waits_for=self.waits_for,
             needs=lambda _: bool(desired.unsettled),
             works=lambda: self._is_in_step,
         )
-        subscription.skip = self._renew
+        self.subscription.skip = self._renew
 
     @abstractmethod
     def wanted_by(self, plan: ServicePlan) -> Mapping[K, V]:
@@ -151,9 +141,9 @@ class StagedController(Controller, Generic[K, V]):
         for plan in plans:
             self._want(plan, self.wanted_by(plan))
             if plan.is_empty:
-                self._plans.pop(plan.key, None)
+                self.plans.pop(plan.key, None)
             else:
-                self._plans[plan.key] = plan
+                self.plans[plan.key] = plan
 
     def accept_node(self, plan: NodePlan) -> None:
         self._want(plan, self.wanted_by_node(plan))
@@ -179,8 +169,8 @@ class StagedController(Controller, Generic[K, V]):
         self._accepted.clear()
         if revoked := self.gate.take_revoked(self.stage):
             async for keys in sliced(revoked):
-                for key in self._plans.keys() & keys:
-                    self.revoked(self._plans[key])
+                for key in self.plans.keys() & keys:
+                    self.revoked(self.plans[key])
         if not self.desired.unsettled:
             return
         seen = (self.desired.changes, *[self.gate.passages[stage] for stage in self.waits_for])
@@ -220,7 +210,7 @@ class StagedController(Controller, Generic[K, V]):
                 if is_any_complete:
                     await self.say()
                 await asyncio.sleep(0)
-            if self.wake.is_set() and not self._stopping:
+            if self.wake.is_set() and not self.is_stopping:
                 has_taken = True
                 await self._take_into(due)
         if has_taken:
@@ -237,7 +227,7 @@ class StagedController(Controller, Generic[K, V]):
     async def _take_into(self, due: "_Queue[K]") -> None:
         """Take new plans in, with what they change."""
         self._accepted.clear()
-        await self._take()
+        await self.take()
         leaving: defaultdict[ObjectKey, list[K]] = defaultdict(list)
         if not all(map(self.desired.has_departed, self._accepted)):
             for key in self.desired.unwanted():
@@ -259,8 +249,8 @@ class StagedController(Controller, Generic[K, V]):
 
     def _renew(self, before: Plan, plan: Plan) -> None:
         """Note a plan that wants the same as the one before. An older plan would keep its real servers in memory."""
-        if plan.key in self._plans and isinstance(plan, ServicePlan):
-            self._plans[plan.key] = plan
+        if plan.key in self.plans and isinstance(plan, ServicePlan):
+            self.plans[plan.key] = plan
         self.gate.renew(self.stage, before, plan)
 
     def _want(self, plan: Plan, objects: Mapping[K, V]) -> None:

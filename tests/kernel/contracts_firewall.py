@@ -25,6 +25,7 @@ from kroute.model.plan import AddressSet, ServicePlan, SetEntry
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.controller import Shared
 from kroute.reconcile.stage_gate import ENTRIES_PREPARED, WITHDRAWN, StageGate
 from kroute.settings import Exemption, Settings
 from tests.fakes.firewall_rules import FakeRules
@@ -193,8 +194,9 @@ class FirewallContract:
     ) -> None:
         """A small plan that arrives after the third batch is prepared by the sixth one, before the large one."""
         watched, broadcaster, gate = Watched(firewall), Broadcaster(), StageGate()
+        shared = Shared(SETTINGS[0], broadcaster, lambda *_: None, gate=gate)
         gate.join(asyncio.Event(), says={WITHDRAWN: lambda _: False})
-        masquerade = Masquerade(SETTINGS[0], broadcaster.subscribe("masquerade"), gate, firewall=watched)
+        masquerade = Masquerade(shared, watched)
         broadcaster.publish([node_plan()])
         await masquerade.start()
         await masquerade.step()

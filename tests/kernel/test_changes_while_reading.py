@@ -144,7 +144,7 @@ async def test_vips_that_fall_out_of_a_list_because_others_are_deleted_are_not_t
     first = vips(VIPS)[50:100]
     interface = DummyInterface("d0", node.links, Ledger.open(tmp_path))
     status = PassStatus("service_proxy", time.monotonic)
-    served = VipAddresses(status, node.addresses, interface, DigestPace(30.0, 0.001, status.counters))
+    served = VipAddresses(status, node.addresses, interface, DigestPace(Settings("node"), status.counters))
     for address in bound:
         served.desired.note_applied(address, Vip(address, None))
 

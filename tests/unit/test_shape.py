@@ -43,12 +43,9 @@ MANY_ATTRIBUTES: dict[str, int] = {
 }
 """Classes with more than `ATTRIBUTES`, by room and name, so that a row survives a move within the room."""
 MANY_ARGUMENTS: dict[str, int] = {
-    "controllers: ServiceProxy": 10,
-    "director: DirectRouting": 11,
     "director: Election": 10,
 }
 LONG_FUNCTIONS: dict[str, int] = {
-    "controllers: NodeControllers.__init__": 58,
     "firewall: filter_rules": 42,
 }
 SHARED_STATE: set[str] = set()
@@ -59,11 +56,6 @@ CHANGED_FROM_OUTSIDE: set[str] = {
 }
 """Rooms in which a module changes a dict, a list or a set of another module's object, and the attribute."""
 PRIVATE_NAMES_ELSEWHERE: set[str] = {
-    "controllers: _plans",
-    "controllers: _settings",
-    "director: _guarded",
-    "director: _stopping",
-    "director: _subscription",
     "kernel: _busy",
     "kernel: _count_transaction",
     "kernel: _digest",
@@ -73,8 +65,6 @@ PRIVATE_NAMES_ELSEWHERE: set[str] = {
     "kernel: _send",
     "kernel: _socket",
     "kernel: _xtables_set_nfproto",
-    "reconcile: _stopping",
-    "reconcile: _take",
 }
 """Rooms that read a private name of another module, and the name."""
 

@@ -10,19 +10,12 @@ look, mostly of IPv6, as many as their share of a processor allows.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain, cycle, repeat
 
 from kroute.kernel.clients import VirtualServerTable
-from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.ipvs.objects import (
-    IpvsChange,
-    OptionsByServer,
-    RealServerKey,
-    RealServerState,
-    TrafficByServer,
-    VirtualServerState,
-)
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs.objects import IpvsChange, RealServerKey
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.kernel.ipvs.outlines import Outlines, outline_key, parse_outline, parse_outline_key
 from kroute.model.plan import VirtualServer, VirtualServerKey
@@ -51,7 +44,7 @@ Ours = Callable[[], Set[VirtualServerKey]]
 
 
 class TableLook:
-    """The table that it looks at: all writes go through it, so it knows what kroute itself has changed.
+    """Knows what the table was at the last look, and what kroute itself has written since.
 
     `clock` returns seconds. It is not the processor's, which some kernels count in ticks longer than a look: on a busy
     machine a look reads less.
@@ -60,7 +53,7 @@ class TableLook:
     def __init__(
         self, ipvs: VirtualServerTable, settings: Settings, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._ipvs = ipvs
+        self.table = ipvs
         self._budget = settings.resync_period * settings.resync_budget
         self._clock = clock
         self._outlines: Outlines | None = None
@@ -68,30 +61,9 @@ class TableLook:
         self._turns: dict[bool, list[VirtualServerKey]] = {True: [], False: []}
         self._is_any = {True: True, False: True}
 
-    def scan(self, expected: Collection[KernelKey] = ()) -> AsyncIterator[list[tuple[KernelKey, VirtualServerState]]]:
-        return self._ipvs.scan(expected)
-
-    async def real_servers(self, keys: Sequence[KernelKey]) -> dict[KernelKey, dict[RealServerKey, RealServerState]]:
-        return await self._ipvs.real_servers(keys)
-
-    async def real_server_traffic(self, keys: Sequence[KernelKey]) -> TrafficByServer:
-        return await self._ipvs.real_server_traffic(keys)
-
-    async def ipv4_real_servers(
-        self, keys: Sequence[KernelKey]
-    ) -> dict[KernelKey, dict[RealServerKey, RealServerState]]:
-        return await self._ipvs.ipv4_real_servers(keys)
-
-    async def options(self, keys: Sequence[KernelKey]) -> OptionsByServer:
-        return await self._ipvs.options(keys)
-
-    async def outlines(self) -> Outlines:
-        return await self._ipvs.outlines()
-
-    async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
-        """Write the changes, and remember whose outlines may differ because of them."""
-        self._written.update(map(planned_key, {change.key for change in changes}))
-        return await self._ipvs.write(changes)
+    def wrote(self, changes: Iterable[IpvsChange]) -> None:
+        """Remember whose outlines may differ because kroute itself writes these changes."""
+        self._written.update(planned_key(change.key) for change in changes)
 
     async def begin(self) -> None:
         """Note the table as it is before a scan. What changes after this, the next look shows."""
@@ -99,7 +71,7 @@ class TableLook:
         self._outlines = None
         self._is_any = {True: True, False: True}
         try:
-            self._outlines = await self._ipvs.outlines()
+            self._outlines = await self.table.outlines()
         except KernelError:
             return  # the next look says that anything may have changed
 
@@ -112,7 +84,7 @@ class TableLook:
         if before is None:
             return True
         try:
-            now = await self._ipvs.outlines()
+            now = await self.table.outlines()
             if now != before and not (_differing(before, now) - written).isdisjoint(ours()):
                 return True
             if written and not await self._are_as_written(now, written & ours(), applied, draining):
@@ -157,8 +129,8 @@ class TableLook:
     async def _are_as_applied(self, keys: Sequence[VirtualServerKey], applied: Applied, draining: Draining) -> bool:
         """The same of these virtual servers, which are of one family."""
         is_ipv6 = ":" in keys[0].address
-        found = await (self._ipvs.real_servers(keys) if is_ipv6 else self._ipvs.ipv4_real_servers(keys))
-        options = await self._ipvs.options(keys) if is_ipv6 else {}
+        found = await (self.table.real_servers(keys) if is_ipv6 else self.table.ipv4_real_servers(keys))
+        options = await self.table.options(keys) if is_ipv6 else {}
         for key in keys:
             if (server := applied.get(key)) is None:
                 continue

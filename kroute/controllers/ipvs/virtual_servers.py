@@ -8,7 +8,7 @@ them. It stays only while old real servers of it drain.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
 from errno import ENOENT
 
 import structlog
@@ -28,9 +28,10 @@ from kroute.controllers.ipvs.edits import (
 )
 from kroute.controllers.ipvs.effective_weights import EffectiveWeights
 from kroute.controllers.ipvs.schedulers import Schedulers
-from kroute.controllers.ipvs.server_order import ServerOrder, There, apart_from_moves
+from kroute.controllers.ipvs.server_order import Endpoint, ServerOrder, There, apart_from_moves
 from kroute.controllers.ipvs.table_look import TableLook
-from kroute.kernel.clients import SysctlClient
+from kroute.kernel.clients import SysctlClient, VirtualServerTable
+from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.objects import (
     AddVirtualServer,
     DeleteRealServer,
@@ -55,6 +56,7 @@ from kroute.reconcile.comparison.virtual_servers import (
     planned_key,
     stale_real_servers,
 )
+from kroute.reconcile.controller import Shared
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.ledger import Ledger, VirtualServerDeleted, VirtualServerMade
 from kroute.reconcile.pass_status import PassStatus, Report, names_of
@@ -75,24 +77,22 @@ class VirtualServers:
 
     def __init__(
         self,
+        shared: Shared,
         status: PassStatus,
-        ipvs: TableLook,
-        ledger: Ledger,
-        *,
+        ipvs: VirtualServerTable,
         sysctls: SysctlClient,
-        default_scheduler: str,
-        drain_timeout: float,
-        report: Report,
+        ledger: Ledger,
         suspect: Suspect,
     ) -> None:
+        settings, report = shared.settings, shared.report
         self.desired: DesiredState[VirtualServerKey, VirtualServer] = DesiredState(self._is_as_desired, is_nothing)
         self._status = status
-        self._ipvs = ipvs
+        self._look = TableLook(ipvs, settings)
         self._order = ServerOrder(ipvs, sysctls)
         self._ledger = ledger
         self._suspect = suspect
-        self._drains = Drains(drain_timeout)
-        self._schedulers = Schedulers(default_scheduler, report)
+        self._drains = Drains(settings.drain_timeout)
+        self._schedulers = Schedulers(settings.usual_scheduler, report)
         self.weights = EffectiveWeights(ipvs, self.desired, report, status)
         self._foreign = _ForeignServers(status, self.desired, report)
         self._edits: BatchWriter[IpvsChange, KernelKey] = BatchWriter(
@@ -109,16 +109,16 @@ class VirtualServers:
     async def look(self) -> bool:
         """Whether others may have changed our part since the last scan or look. Have missing schedulers asked for."""
         self._schedulers.ask_again()
-        return await self._ipvs.finds_change(self.desired.applied, self._drains.of, self.ours)
+        return await self._look.finds_change(self.desired.applied, self._drains.of, self.ours)
 
     async def learn(self, write_new_changes: Callable[[], Awaitable[None]]) -> list[str]:
         """Scan the table into the applied state, awaiting `write_new_changes` between two parts; returns the drift."""
-        await self._ipvs.begin()
+        await self._look.begin()
         resync = self.desired.resync()
         draining: set[VirtualServerKey] = set()
         no_longer_foreign = set(self._foreign.keys)
         now = self._status.clock()
-        async for batch in self._ipvs.scan(self._ledger.virtual_servers):
+        async for batch in self._look.table.scan(self._ledger.virtual_servers):
             for found, state in batch:
                 if found in resync.overtaken:
                     continue
@@ -205,7 +205,7 @@ class VirtualServers:
         moved = {(key, real_server) for key, one in edits.items() for real_server in one.moved}
         if losing := [key for key, one in edits.items() if one.takes_away]:
             self._suspect(losing)
-        failures = [failure for failure in await self._order.write(changes, moved) if not is_absent(failure)]
+        failures = [failure for failure in await self._send(changes, moved) if not is_absent(failure)]
         # A virtual server's first refusal is the cause of its later ones, so report that one.
         refusals: dict[KernelKey, str] = {
             planned_key(failure.change.key): str(failure) for failure in reversed(failures)
@@ -272,7 +272,7 @@ class VirtualServers:
         is_new = key not in self._ledger.virtual_servers
         if is_new:
             self._ledger.record([VirtualServerMade(key)])
-        failures = await self._ipvs.write([question])
+        failures = await self._send([question])
         if not failures:
             self._status.wrote(1)
             if applied is None:
@@ -290,9 +290,13 @@ class VirtualServers:
         """Poll some of the draining real servers, and delete those that have drained."""
         if not (keys := self._drains.to_look_at(now)):
             return
-        over = self._drains.over(await self._drains.read(self._ipvs, keys), now)
+        over = self._drains.over(await self._drains.read(self._look.table, keys), now)
         self._suspect(key for key, _ in over)
-        await self._drained.write([DeleteRealServer(*drained) for drained in over], self._ipvs.write, harmless=ABSENT)
+        await self._drained.write([DeleteRealServer(*drained) for drained in over], self._send, harmless=ABSENT)
+
+    async def _send(self, changes: Sequence[IpvsChange], moved: Collection[Endpoint] = ()) -> list[Failure[IpvsChange]]:
+        self._look.wrote(changes)
+        return await self._order.write(changes, moved)
 
     def _note_drained(self, change: IpvsChange) -> None:
         if isinstance(change, DeleteRealServer):

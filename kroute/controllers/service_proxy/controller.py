@@ -9,13 +9,11 @@ route_fix has written the routes, binds the addresses.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.ipvs.effective_weights import EffectiveWeights
-from kroute.controllers.ipvs.table_look import TableLook
 from kroute.controllers.ipvs.virtual_servers import VirtualServers
 from kroute.controllers.prepared_pods import PreparedPods
 from kroute.controllers.service_proxy.readiness import Readiness
@@ -28,12 +26,10 @@ from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, ServicePlan, VirtualServerKey
 from kroute.reconcile.batches import sliced
-from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.comparison.vips import describe_drift
-from kroute.reconcile.controller import Controller
+from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.pass_status import Report
 from kroute.reconcile.resync_schedule import DigestPace
 from kroute.reconcile.stage_gate import (
     EARLIER_RUN,
@@ -43,9 +39,7 @@ from kroute.reconcile.stage_gate import (
     SERVED,
     WITHDRAWN,
     Revision,
-    StageGate,
 )
-from kroute.settings import Settings
 
 
 class _Step(NamedTuple):
@@ -66,36 +60,22 @@ class ServiceProxy(Controller):
 
     def __init__(
         self,
-        settings: Settings,
-        subscription: Subscription,
-        gate: StageGate,
-        *,
+        shared: Shared,
         kernel: NodeKernel,
         interface: DummyInterface,
         ledger: Ledger,
         monitor: EventSource,
-        report: Report,
         pods: PreparedPods,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(settings, subscription, monitor, clock)
-        self._gate = gate
+        super().__init__(shared, monitor)
+        self._gate = gate = shared.gate
         self._interface = interface
-        self._surroundings = Surroundings(settings, kernel, interface, ledger)
-        pace = DigestPace(settings.resync_period, settings.resync_budget, self.status.counters)
+        self._surroundings = Surroundings(shared.settings, kernel, interface, ledger)
+        pace = DigestPace(shared.settings, self.status.counters)
         self._vips = VipAddresses(self.status, kernel.addresses, interface, pace)
         self._flows = UdpFlows(self.status, kernel.conntrack)
-        self._servers = VirtualServers(
-            self.status,
-            TableLook(kernel.ipvs, settings),
-            ledger,
-            sysctls=kernel.sysctls,
-            default_scheduler=settings.usual_scheduler,
-            drain_timeout=settings.drain_timeout,
-            report=report,
-            suspect=self._flows.suspect,
-        )
-        self._readiness = Readiness(gate, report, pods)
+        self._servers = VirtualServers(shared, self.status, kernel.ipvs, kernel.sysctls, ledger, self._flows.suspect)
+        self._readiness = Readiness(gate, shared.report, pods)
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._lost: set[str] | None = None
         self._may_routes_be_lost = False

@@ -9,7 +9,8 @@ from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet, NodePlan, ServicePlan
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.stage_gate import ENTRIES_PREPARED, StageGate
+from kroute.reconcile.controller import Shared
+from kroute.reconcile.stage_gate import ENTRIES_PREPARED
 from kroute.settings import Settings
 from tests.fakes.firewall import FakeFirewall
 from tests.unit.fake_node import Clock, node_plan, plan, server
@@ -26,12 +27,11 @@ class Node:
 
     def __init__(self, *, room: int = 1000, first: int = 0) -> None:
         self.firewall = FakeFirewall(SETTINGS, room=Room(first or room, room))
-        self.gate = StageGate()
         self.clock = Clock()
         self.broadcaster = Broadcaster()
-        self.masquerade = Masquerade(
-            SETTINGS, self.broadcaster.subscribe("masquerade"), self.gate, firewall=self.firewall, clock=self.clock
-        )
+        shared = Shared(SETTINGS, self.broadcaster, lambda *_: None, self.clock)
+        self.gate = shared.gate
+        self.masquerade = Masquerade(shared, self.firewall)
 
     def publish(self, *plans: ServicePlan | NodePlan) -> None:
         """Publish the initial sync, with the node's plan."""

@@ -89,7 +89,7 @@ async def test_a_firewall_that_cannot_be_followed_is_resynced_and_followed_again
         await follow(changed)
 
     monkeypatch.setattr(node.firewall, "follow", at_second_attempt)
-    monkeypatch.setattr(node.masquerade, "_settings", msgspec.structs.replace(SETTINGS, resync_period=0.01))
+    monkeypatch.setattr(node.masquerade, "settings", msgspec.structs.replace(SETTINGS, resync_period=0.01))
     async with serving(node):
         assert len(attempts) == 2
         node.firewall.sets[CLUSTER_IPS].clear()

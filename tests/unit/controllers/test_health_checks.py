@@ -12,6 +12,7 @@ from kroute.controllers.health_checks import HealthChecks
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck, NodePlan, Problem, ServicePlan
 from kroute.reconcile.broadcaster import Broadcaster
+from kroute.reconcile.controller import Shared
 from tests.builders import facts, settings
 from tests.unit.load_balancer import LOCALHOST, ask, ask_soon, free_ports, say, until
 from tests.unit.watching import PATIENCE
@@ -27,12 +28,12 @@ class Node:
         self.broadcaster = Broadcaster()
         self.problems: list[tuple[ObjectKey, Problem]] = []
         self.is_healthy = True
-        self.checks = HealthChecks(
+        shared = Shared(
             settings(nodeport_addresses=nodeport_addresses),
-            self.broadcaster.subscribe(HealthChecks.name, HealthChecks.is_news),
+            self.broadcaster,
             report=lambda key, problem: self.problems.append((key, problem)),
-            healthy=lambda: self.is_healthy,
         )
+        self.checks = HealthChecks(shared, healthy=lambda: self.is_healthy)
 
     def has(self, *addresses: str) -> None:
         """Publish the node's addresses."""

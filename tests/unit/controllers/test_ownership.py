@@ -82,7 +82,7 @@ async def test_before_the_initial_sync_nothing_is_taken_away(tmp_path: Path) -> 
     node = node.restarted()
     await node.open()
     for controller in node.controllers:
-        await controller._guarded(controller.resync)
+        await controller.guarded(controller.resync)
     assert node.kernel.writes == []
 
 

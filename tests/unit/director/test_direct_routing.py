@@ -27,6 +27,7 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, RealServer, ServicePlan, Vip, VirtualServer, VirtualServerKey
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.controller import Shared
 from kroute.reconcile.ledger import AddressMade, Ledger
 from kroute.settings import Settings
 from tests.fakes.ipvs import FakeIpvs
@@ -71,18 +72,14 @@ class FakeDirector:
         self.monitor = self.clients.monitor(only_interface="eth0", routes=False)
         common = Settings(node_name="one", scheduler="wrr", state_dir=state_dir, resync_budget=budget)
         fields = {"sync_interface": "eth0", "sync_id": 7, "lease": LeaseSettings(duration=20), **settings}
+        report = lambda key, problem: self.problems.append((key, problem.reason))  # noqa: E731
         self.routing = DirectRouting(
+            Shared(common, self.broadcaster, report, self.clock),
             DirectorSettings(common, "eth0", **fields),  # type: ignore[arg-type]
-            self.broadcaster.subscribe("director"),
-            ledger=self.ledger,
-            ipvs=self.ipvs,
-            addresses=self.addresses,
-            announcer=self.announcer,  # type: ignore[arg-type]
-            sysctls=self.clients.sysctls,
-            kernel_version=self.clients.version,
-            monitor=self.monitor,
-            report=lambda key, problem: self.problems.append((key, problem.reason)),
-            clock=self.clock,
+            self.clients,
+            self.ledger,
+            self.monitor,
+            self.announcer,  # type: ignore[arg-type]
         )
 
     async def open(self) -> "FakeDirector":

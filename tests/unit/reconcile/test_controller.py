@@ -146,7 +146,7 @@ async def test_a_monitor_that_fails_stops_nobody_and_is_listened_to_again(
         node.broadcaster.publish(FIRST_LIST)
         await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
         await until(lambda: node.service_proxy.statistics().failures == 1)
-        node.service_proxy._settings = node.route_fix._settings = msgspec.structs.replace(
+        node.service_proxy.settings = node.route_fix.settings = msgspec.structs.replace(
             node.settings, resync_period=1000.0
         )
         await asyncio.sleep(0.3)

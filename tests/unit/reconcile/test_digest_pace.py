@@ -5,6 +5,7 @@ import pytest
 from kroute.reconcile import resync_schedule
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.reconcile.resync_schedule import LEAST_LOOKS, MOST_LOOKS, SHARE_OF_DIGESTS, DigestPace, Metered
+from kroute.settings import Settings
 
 A_LOOK = 30.0 * 0.001 * SHARE_OF_DIGESTS
 """Seconds of a processor that the digests of a controller may take in each period."""
@@ -34,7 +35,7 @@ async def test_a_digest_is_as_rare_as_it_is_dear(
 
     monkeypatch.setattr(resync_schedule, "Metered", lambda work: Metered(work, lambda: now))
     counters = ControllerStatistics()
-    pace = DigestPace(30.0, budget, counters)
+    pace = DigestPace(Settings("node", resync_budget=budget), counters)
     for number, expected in enumerate((LEAST_LOOKS, looks, looks), 1):
         assert [pace.is_due() for _ in range(expected)] == [False] * (expected - 1) + [True]
         assert await pace.take(digest()) == "digest"

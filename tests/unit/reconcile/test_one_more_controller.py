@@ -7,12 +7,12 @@ from typing import Literal
 
 from kroute.kernel.net.routes import SetLocalRoute
 from kroute.model.plan import ServicePlan
-from kroute.reconcile.broadcaster import Subscription
 from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.controller import Shared
 from kroute.reconcile.desired_state import Delta, DesiredState
-from kroute.reconcile.stage_gate import GOING_LIVE, ROUTES_PREPARED, WITHDRAWN, Stage, StageGate
+from kroute.reconcile.stage_gate import GOING_LIVE, ROUTES_PREPARED, WITHDRAWN, Stage
 from kroute.reconcile.staged_controller import StagedController
-from tests.unit.fake_node import Clock, FakeNode, plan, server
+from tests.unit.fake_node import FakeNode, plan, server
 
 ANNOUNCED = Stage("announced")
 """The stage of `advertiser`: routers know the plan's VIPs."""
@@ -27,8 +27,8 @@ class Advertiser(StagedController[str, Present]):
     stage = ANNOUNCED
     waits_for = (ROUTES_PREPARED, WITHDRAWN)
 
-    def __init__(self, node: FakeNode, subscription: Subscription, gate: StageGate, clock: Clock) -> None:
-        super().__init__(node.settings, subscription, gate, DesiredState(), None, clock)
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared, DesiredState())
         self.announced: set[str] = set()
         self.refused: set[str] = set()
         self.looks = 0
@@ -40,7 +40,7 @@ class Advertiser(StagedController[str, Present]):
         self.looks += 1
         owners = self.desired.owners(delta.key)
         return super().may_write(delta) and (
-            not owners or any(self.gate.has_passed(self._plans[owner], ROUTES_PREPARED) for owner in owners)
+            not owners or any(self.gate.has_passed(self.plans[owner], ROUTES_PREPARED) for owner in owners)
         )
 
     async def apply(self, deltas: Sequence[Delta[str, Present]]) -> Mapping[str, str]:
@@ -66,7 +66,7 @@ class Advertiser(StagedController[str, Present]):
 
 def with_advertiser(tmp_path: Path) -> tuple[FakeNode, Advertiser]:
     node = FakeNode(tmp_path)
-    advertiser = Advertiser(node, node.broadcaster.subscribe(Advertiser.name), node.stage_gate, node.clock)
+    advertiser = Advertiser(Shared(node.settings, node.broadcaster, lambda *_: None, node.clock, node.stage_gate))
     node.controllers.append(advertiser)
     return node, advertiser
 

@@ -446,6 +446,6 @@ class TestGoingLive:
         await node.apply(plan("web", 2))
         assert not node.stage_gate.has_passed(plan("web", 2), WITHDRAWN)
         for controller in (node.route_fix, node.masquerade):
-            assert (set(controller._plans), node.stage_gate.has_candidates(controller.stage)) == (set(), False)
+            assert (set(controller.plans), node.stage_gate.has_candidates(controller.stage)) == (set(), False)
             assert controller.desired._leaving == {}
         assert (set(node.service_proxy._plans), node.stage_gate.has_candidates(WITHDRAWN)) == (set(), False)

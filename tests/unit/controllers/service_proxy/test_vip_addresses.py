@@ -8,6 +8,7 @@ from kroute.model.plan import Vip
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import PassStatus
 from kroute.reconcile.resync_schedule import DigestPace
+from kroute.settings import Settings
 from tests.fakes.addresses import FakeAddresses
 from tests.fakes.links import FakeLinks
 from tests.unit.fake_node import Clock, new_kernel
@@ -35,7 +36,7 @@ async def learned(tmp_path: Path, addresses: Omitting, bound: set[str], known: s
         addresses.kernel.add_address("d0", address, 32)
     interface = DummyInterface("d0", FakeLinks(addresses.kernel), Ledger.open(tmp_path))
     status = PassStatus("service_proxy", Clock())
-    vips = VipAddresses(status, addresses, interface, DigestPace(30.0, 0.001, status.counters))
+    vips = VipAddresses(status, addresses, interface, DigestPace(Settings("node"), status.counters))
     for address in known:
         vips.desired.note_applied(address, Vip(address, None))
     await vips.learn()
