@@ -24,6 +24,20 @@ class Named(msgspec.Struct, rename="camel"):
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
+class Object(msgspec.Struct):
+    """An object of which only `metadata` is read, such as a Namespace; the base of the others."""
+
+    metadata: Named = msgspec.field(default_factory=Named)
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self.metadata.labels or {}
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return self.metadata.annotations or {}
+
+
 class _Variable(msgspec.Struct):
     name: str = ""
     value: str = ""
@@ -142,23 +156,17 @@ class _DaemonSetSpec(msgspec.Struct):
 
 class _DaemonSetStatus(msgspec.Struct, rename="camel"):
     desired_number_scheduled: int = 0
-    number_ready: int = 0
 
 
-class DaemonSet(msgspec.Struct):
+class DaemonSet(Object):
     """A DaemonSet. `status` says on how many nodes its pods should be."""
 
-    metadata: Named = msgspec.field(default_factory=Named)
     spec: _DaemonSetSpec = msgspec.field(default_factory=_DaemonSetSpec)
     status: _DaemonSetStatus = msgspec.field(default_factory=_DaemonSetStatus)
 
     @property
     def pod(self) -> PodSpec:
         return self.spec.template.spec
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        return self.metadata.labels or {}
 
     @property
     def is_for_linux(self) -> bool:
@@ -169,20 +177,19 @@ class _PodStatus(msgspec.Struct):
     phase: str = ""
 
 
-class ClusterPod(msgspec.Struct):
+class ClusterPod(Object):
     """A Pod."""
 
-    metadata: Named = msgspec.field(default_factory=Named)
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
     @property
     def is_mirror(self) -> bool:
         """Whether the kubelet has made it of a file (`ConfigMirrorAnnotationKey` of its pkg/types)."""
-        return "kubernetes.io/config.mirror" in (self.metadata.annotations or {})
+        return "kubernetes.io/config.mirror" in self.annotations
 
 
-class NodeTaint(msgspec.Struct):
+class Taint(msgspec.Struct):
     """A taint of a Node."""
 
     key: str = ""
@@ -192,7 +199,7 @@ class NodeTaint(msgspec.Struct):
 
 class _NodeSpec(msgspec.Struct):
     pod_cidrs: list[str] | None = msgspec.field(default=None, name="podCIDRs")
-    taints: list[NodeTaint] | None = None
+    taints: list[Taint] | None = None
 
 
 class NodeInfo(msgspec.Struct, rename="camel"):
@@ -202,27 +209,21 @@ class NodeInfo(msgspec.Struct, rename="camel"):
     os_image: str = ""
     architecture: str = ""
     operating_system: str = ""
-    kubelet_version: str = ""
 
 
 class _NodeStatus(msgspec.Struct, rename="camel"):
     node_info: NodeInfo = msgspec.field(default_factory=NodeInfo)
 
 
-class ClusterNode(msgspec.Struct):
+class ClusterNode(Object):
     """A Node, with what it runs on."""
 
-    metadata: Named = msgspec.field(default_factory=Named)
     spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
     status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
 
     @property
     def info(self) -> NodeInfo:
         return self.status.node_info
-
-    @property
-    def annotations(self) -> Mapping[str, str]:
-        return self.metadata.annotations or {}
 
 
 class List(msgspec.Struct, Generic[T]):

@@ -22,9 +22,9 @@ from kroute.checks.cluster_objects import (
     DaemonSet,
     List,
     NodeSelectorTerm,
-    NodeTaint,
     PodSpec,
     Requirement,
+    Taint,
     Toleration,
 )
 from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER
@@ -99,7 +99,7 @@ def _meant(pods: Sequence[ClusterPod], sets: Sequence[DaemonSet], node: ClusterN
 
 def wants_pod_on(spec: PodSpec, node: ClusterNode) -> bool:
     """Whether a DaemonSet with this template wants a Pod on the node."""
-    labels = node.metadata.labels or {}
+    labels = node.labels
     if any(labels.get(key) != value for key, value in (spec.node_selector or {}).items()):
         return False
     terms = spec.required_terms
@@ -127,7 +127,7 @@ TOLERATED = frozenset(
 """Taints that the Pods of a DaemonSet tolerate, the last one if they are in the host's network, as all proxies are."""
 
 
-def _tolerates(toleration: Toleration, taint: NodeTaint) -> bool:
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.operator == "Exists":

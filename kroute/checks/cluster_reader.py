@@ -11,9 +11,18 @@ from urllib.parse import quote
 
 import msgspec
 
-from kroute.checks.cluster_objects import MOST_ELEMENTS, ClusterNode, ClusterPod, ConfigMap, Container, DaemonSet, Named
+from kroute.checks.cluster_objects import (
+    MOST_ELEMENTS,
+    ClusterNode,
+    ClusterPod,
+    ConfigMap,
+    Container,
+    DaemonSet,
+    Object,
+)
 from kroute.checks.finding import Finding, warning
 from kroute.model.addresses import canonical
+from kroute.model.objects import EndpointSlice
 from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes.decoding import read_page
 
@@ -41,43 +50,16 @@ class ClusterReadError(Exception):
         self.status = status
 
 
-class _Namespace(msgspec.Struct):
-    metadata: Named = msgspec.field(default_factory=Named)
+class _Spec(msgspec.Struct):
+    """The fields of a ServiceCIDR, and of Calico's IPPools and FelixConfiguration."""
+
+    cidrs: list[str] | None = None
+    cidr: str = ""
+    disabled: bool = False
+    is_ebpf: bool = msgspec.field(default=False, name="bpfEnabled")
 
 
-class _Port(msgspec.Struct):
-    name: str | None = None
-    port: int | None = None
-
-
-class _Endpoint(msgspec.Struct):
-    addresses: list[str] | None = None
-
-
-class _EndpointSlice(msgspec.Struct):
-    endpoints: list[_Endpoint] | None = None
-    ports: list[_Port] | None = None
-
-
-class _ServiceRange(msgspec.Struct):
-    class _Spec(msgspec.Struct):
-        cidrs: list[str] | None = None
-
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-
-
-class _IPPool(msgspec.Struct):
-    class _Spec(msgspec.Struct):
-        cidr: str = ""
-        disabled: bool = False
-
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-
-
-class _FelixConfiguration(msgspec.Struct):
-    class _Spec(msgspec.Struct):
-        is_ebpf: bool = msgspec.field(default=False, name="bpfEnabled")
-
+class _Specified(msgspec.Struct):
     spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
@@ -140,18 +122,18 @@ async def read_cluster(get: Get, namespace: str) -> Cluster:
     name = f"the Namespace {namespace}"
     control_plane = _pods("kube-proxy", "kube-apiserver", "kube-controller-manager")
     async with asyncio.TaskGroup() as reads:
-        found = reads.create_task(reader.one(name, f"/api/v1/namespaces/{quote(namespace, safe='')}", _Namespace))
+        found = reads.create_task(reader.one(name, f"/api/v1/namespaces/{quote(namespace, safe='')}", Object))
         nodes = reads.create_task(reader.all("Nodes", "/api/v1/nodes", ClusterNode))
         daemon_sets = reads.create_task(reader.all("DaemonSets", "/apis/apps/v1/daemonsets", DaemonSet))
         pods = reads.create_task(reader.all("the control plane's Pods", control_plane, ClusterPod))
         slices = reads.create_task(
-            reader.all("the EndpointSlices of the Service default/kubernetes", _API_SERVERS, _EndpointSlice)
+            reader.all("the EndpointSlices of the Service default/kubernetes", _API_SERVERS, EndpointSlice)
         )
-        ranges = reads.create_task(reader.all("ServiceCIDRs", "/apis/networking.k8s.io/v1/servicecidrs", _ServiceRange))
+        ranges = reads.create_task(reader.all("ServiceCIDRs", "/apis/networking.k8s.io/v1/servicecidrs", _Specified))
         reads.create_task(reader.config_maps(cluster, (CLUSTER_INFO, KUBEADM_CONFIG)))
     cluster.namespace_is_missing = name in reader.missing
     if (there := found.result()) is not None:
-        cluster.namespace_labels = there.metadata.labels or {}
+        cluster.namespace_labels = there.labels
     cluster.nodes, cluster.daemon_sets = nodes.result(), daemon_sets.result()
     cluster.static_pods = [pod for pod in pods.result() if pod.is_mirror]  # AKS labels those of its DaemonSet, too
     cluster.endpoints = sorted({each for item in slices.result() for each in _addresses(item)})
@@ -182,10 +164,10 @@ def _pods(*components: str) -> str:
     return f"/api/v1/namespaces/kube-system/pods?labelSelector={selector}"
 
 
-def _addresses(item: _EndpointSlice) -> Iterable[tuple[str, int]]:
+def _addresses(item: EndpointSlice) -> Iterable[tuple[str, int]]:
     port = next((port.port for port in item.ports or () if port.port and port.name in {"https", "", None}), None)
     for endpoint in (item.endpoints or ())[:MOST_ELEMENTS] if port else ():
-        for address in endpoint.addresses or ():
+        for address in endpoint.addresses:
             if (known := canonical(address)) is not None:
                 yield known, port or 0
 
@@ -205,10 +187,8 @@ async def _read_configurations(reader: "_Reader", cluster: Cluster) -> None:
     if cluster.running("calico-node"):
         base = "/apis/crd.projectcalico.org/v1"
         pools, felix = await asyncio.gather(
-            reader.all("Calico's IPPools", f"{base}/ippools", _IPPool),
-            reader.one(
-                "Calico's FelixConfiguration default", f"{base}/felixconfigurations/default", _FelixConfiguration
-            ),
+            reader.all("Calico's IPPools", f"{base}/ippools", _Specified),
+            reader.one("Calico's FelixConfiguration default", f"{base}/felixconfigurations/default", _Specified),
         )
         cluster.calico_pools = [item.spec.cidr for item in pools if item.spec.cidr and not item.spec.disabled]
         cluster.felix_is_ebpf = felix is not None and felix.spec.is_ebpf

@@ -21,14 +21,14 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kroute.checks.finding import Finding, failed, ok, warning
 from kroute.firewall.iptables.address_sets import PREFIX
 from kroute.firewall.nftables.names import TABLE
 from kroute.kernel.errors import UNINTELLIGIBLE
 from kroute.kernel.iptables.nft_rules import RuleReader
-from kroute.kernel.iptables.tools import VARIANTS, SavedRule, SavedTable, Variant, parse_saved
+from kroute.kernel.iptables.tools import VARIANTS, SavedRule, SavedTable, Variant, XtablesTools, parse_saved
 from kroute.kernel.net.policy_routing import WHOLE_MARK, PolicyRule
 from kroute.kernel.net.steering import TABLE as STEERING
 from kroute.kernel.netlink.message import attributes, to_text, to_u32
@@ -41,15 +41,9 @@ from kroute.settings import Settings
 FIREWALL = "firewall"
 REFUSALS = frozenset({"DROP", "REJECT"})
 _TABLE = "filter"
+_OF_PACKETS = frozenset({"ip", "ip6", "inet"})
+"""The families of nf_tables whose chains packets of IP pass."""
 _STATE_MATCH = frozenset({"conntrack", "--ctstate", "state", "--state"})
-
-
-class Tools(Protocol):
-    """What this check needs of `XtablesTools`."""
-
-    async def save(self, variant: Variant, table: str = "") -> str | None: ...
-
-    def may_be_in_use(self, variant: Variant, table: str) -> bool: ...
 
 
 class Gate(NamedTuple):
@@ -58,9 +52,12 @@ class Gate(NamedTuple):
     name: str
     how: str
 
+    def __str__(self) -> str:
+        return f"{self.name} refuses what no rule accepts ({self.how})"
+
 
 async def check_host_firewall(
-    tools: Tools, nft_chains: Sequence[NftChain], *, overrules: bool, reads_legacy: bool = True
+    tools: XtablesTools, nft_chains: Sequence[NftChain], *, overrules: bool, reads_legacy: bool = True
 ) -> list[Finding]:
     """Findings about FORWARD and INPUT, of both variants of iptables and of other programs' nf_tables.
 
@@ -72,29 +69,34 @@ async def check_host_firewall(
         for variant in VARIANTS
         if variant.name == "legacy" and not reads_legacy and tools.may_be_in_use(variant, _TABLE)
     ]
-    read = [variant for variant in VARIANTS if variant not in hidden]
-    tables = [(variant, await _filter_table(tools, variant, nft_chains)) for variant in read]
-    seen = {_nft_family(variant) for variant, table in tables if variant.name == "nft" and table is not None}
+    tables = {
+        variant: table
+        for variant in VARIANTS
+        if variant not in hidden and (table := await _filter_table(tools, variant, nft_chains)) is not None
+    }
+    seen = {_nft_family(variant) for variant in tables if variant.name == "nft"}
     unseen = [chain for chain in nft_chains if chain.table != _TABLE or chain.family not in seen]
-    forward, others = list(_gates(tables, "FORWARD")), list(_base_chains(unseen, "forward"))
-    incoming = [*_gates(tables, "INPUT"), *_base_chains(unseen, "input")]
-    found = [_not_forwarded(gate) for gate in others]
+    forward, incoming = _gates(tables, "FORWARD"), _gates(tables, "INPUT")
+    found = [_not_forwarded(gate) for gate in _base_chains(unseen, "forward")]
     if not overrules:
         found += [
             _not_accepted(gate, variant)
-            for variant, table in tables
-            for gate in _gates([(variant, table)], "FORWARD")
-            if table is not None and not accepts_established(table, "FORWARD")
+            for variant, gate in forward.items()
+            if not accepts_established(tables[variant], "FORWARD")
         ]
     found += [_unread(variant) for variant in hidden]
     if not found:
-        passing = f", though {_listed(forward)}" if forward else ""
+        passing = f", though {_listed(forward.values())}" if forward else ""
         why = "kroute has the answers of pods forwarded" if overrules else "nothing drops the answers of pods"
         found.append(ok(FIREWALL, f"{why}{passing}"))
-    return [*found, _decides(incoming)] if incoming else found
+    if deciding := [*incoming.values(), *_base_chains(unseen, "input")]:
+        message = f"{_listed(deciding)}: Services are reached only by those whom it lets in"
+        allow = "let in the pods' networks, and clients to node ports and external addresses (docs/troubleshooting.md)"
+        found.append(warning(FIREWALL, message, allow))
+    return found
 
 
-async def _filter_table(tools: Tools, variant: Variant, nft_chains: Iterable[NftChain]) -> SavedTable | None:
+async def _filter_table(tools: XtablesTools, variant: Variant, nft_chains: Iterable[NftChain]) -> SavedTable | None:
     """The filter table; None if there is none, or no tool that shows it."""
     wanted = (_nft_family(variant), _TABLE)
     if variant.name == "nft" and not any((chain.family, chain.table) == wanted for chain in nft_chains):
@@ -106,17 +108,18 @@ def _nft_family(variant: Variant) -> str:
     return "ip6" if variant.family == socket.AF_INET6 else "ip"
 
 
-def _gates(tables: Iterable[tuple[Variant, SavedTable | None]], chain: str) -> Iterator[Gate]:
-    for variant, table in tables:
-        if table is not None and (how := _refusal(table, chain)):
-            yield Gate(f"{chain} of {variant}", how)
+def _gates(tables: Mapping[Variant, SavedTable], chain: str) -> dict[Variant, Gate]:
+    refusals = {variant: _refusal(table, chain) for variant, table in tables.items()}
+    return {variant: Gate(f"{chain} of {variant}", how) for variant, how in refusals.items() if how}
 
 
-def _base_chains(chains: Iterable[NftChain], hook: str) -> Iterator[Gate]:
+def _base_chains(chains: Iterable[NftChain], hook: str) -> list[Gate]:
     """Chains that no iptables tool shows. Their rules are not read."""
-    for chain in chains:
-        if chain.family in {"ip", "ip6", "inet"} and chain.hook == hook and chain.drops:
-            yield Gate(f"nft chain {chain.family} {chain.table} {chain.name}", "policy drop")
+    return [
+        Gate(f"nft chain {chain.family} {chain.table} {chain.name}", "policy drop")
+        for chain in chains
+        if chain.family in _OF_PACKETS and chain.hook == hook and chain.drops
+    ]
 
 
 def _refusal(table: SavedTable, chain: str) -> str:
@@ -145,29 +148,21 @@ def _conditions(rule: SavedRule) -> list[str]:
 
 
 def _not_forwarded(gate: Gate) -> Finding:
-    return warning(
-        FIREWALL,
-        f"{_listed([gate])}: the answers of pods are lost there unless it accepts established connections",
-        f"look at `nft list chain {gate.name.removeprefix('nft chain ')}`; `ct state established,related accept`"
-        " lets them through",
-    )
+    message = f"{gate}: the answers of pods are lost there unless it accepts established connections"
+    look = f"look at `nft list chain {gate.name.removeprefix('nft chain ')}`"
+    return warning(FIREWALL, message, f"{look}; `ct state established,related accept` lets them through")
 
 
 def _not_accepted(gate: Gate, variant: Variant) -> Finding:
-    tool = variant.tool("").rstrip("-")
-    return warning(
-        FIREWALL,
-        f"{_listed([gate])}: the answers of pods are lost there, and what kroute accepts in nf_tables does not help",
-        f"run `{tool} -I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT` at every boot",
-    )
+    message = f"{gate}: the answers of pods are lost there, and what kroute accepts in nf_tables does not help"
+    rule = "-I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
+    return warning(FIREWALL, message, f"run `{variant.tool('').rstrip('-')} {rule}` at every boot")
 
 
 def _unread(variant: Variant) -> Finding:
-    return warning(
-        FIREWALL,
-        f"table {_TABLE} of {variant} is in use, and cannot be read without CAP_NET_RAW",
-        f"run `{variant.tool('save')} -t {_TABLE}` on the node: nothing may drop the answers of pods in FORWARD",
-    )
+    message = f"table {_TABLE} of {variant} is in use, and cannot be read without CAP_NET_RAW"
+    look = f"run `{variant.tool('save')} -t {_TABLE}` on the node"
+    return warning(FIREWALL, message, f"{look}: nothing may drop the answers of pods in FORWARD")
 
 
 def accepts_established(table: SavedTable, chain: str, seen: frozenset[str] = frozenset()) -> bool:
@@ -176,31 +171,22 @@ def accepts_established(table: SavedTable, chain: str, seen: frozenset[str] = fr
     A rule before it that refuses is not looked for: it is meant.
     """
     for rule in table.rules_of(chain):
-        conditions = [condition for condition in _conditions(rule) if condition not in _STATE_MATCH]
-        if not conditions and rule.target == "ACCEPT" and "ESTABLISHED" in " ".join(rule.words):
+        conditions = set(_conditions(rule))
+        if conditions <= _STATE_MATCH and rule.target == "ACCEPT" and "ESTABLISHED" in rule.text:
             return True
-        is_met_by_all = not _conditions(rule) and rule.target in table.chains and rule.target not in seen
+        is_met_by_all = not conditions and rule.target in table.chains and rule.target not in seen
         if is_met_by_all and accepts_established(table, rule.target, seen | {chain}):
             return True
     return False
 
 
-def _decides(gates: Sequence[Gate]) -> Finding:
-    return warning(
-        FIREWALL,
-        f"{_listed(gates)}: Services are reached only by those whom it lets in",
-        "let in the pods' networks, and clients to node ports and external addresses (docs/troubleshooting.md)",
-    )
-
-
 def _listed(gates: Iterable[Gate]) -> str:
-    return ", ".join(f"{gate.name} refuses what no rule accepts ({gate.how})" for gate in gates)
+    return ", ".join(map(str, gates))
 
 
 MARKS = "marks"
 SAME_MEANING = ("KUBE-", "FLANNEL-")
 """The chains in which kubelet, kube-proxy and flannel give the bit 0x4000 the meaning that it has for kroute."""
-_OF_PACKETS = frozenset({"ip", "ip6", "inet"})
 MOST_NAMED = 3
 """Places that a finding names."""
 _RESTORE = 2
@@ -228,7 +214,7 @@ class Use(NamedTuple):
 
 
 async def uses_of_marks(
-    tools: Tools,
+    tools: XtablesTools,
     nftables: RuleReader,
     tables: Iterable[tuple[str, str]],
     policy_rules: Iterable[PolicyRule],
@@ -262,26 +248,19 @@ def check_marks(settings: Settings, uses: Sequence[Use]) -> list[Finding]:
         marks["--direct-return-mark"] = settings.direct_return_mark
     found = []
     for option, mark in marks.items():
-        places = [use.place for use in uses if use.concerns(mark)]
+        places = list(dict.fromkeys(use.place for use in uses if use.concerns(mark)))
         if option == "--masquerade-mark":
             places = [place for place in places if not any(f"chain {prefix}" in place for prefix in SAME_MEANING)]
-        places = list(dict.fromkeys(places))
         if places:
             more = f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
-            found.append(
-                warning(
-                    MARKS,
-                    f"{option} {mark:#x} is also a mark of another program: {', '.join(places[:MOST_NAMED])}{more}",
-                    f"choose another bit with {option}; docs/neighbours.md has those that are in use",
-                )
-            )
+            message = f"{option} {mark:#x} is also a mark of another program: {', '.join(places[:MOST_NAMED])}{more}"
+            next_step = f"choose another bit with {option}; docs/neighbours.md has those that are in use"
+            found.append(warning(MARKS, message, next_step))
     return found or [ok(MARKS, f"no other program here uses {' or '.join(f'{mark:#x}' for mark in marks.values())}")]
 
 
-async def _legacy(tools: Tools) -> AsyncIterator[Use]:
-    for variant in VARIANTS:
-        if variant.name != "legacy":
-            continue
+async def _legacy(tools: XtablesTools) -> AsyncIterator[Use]:
+    for variant in [variant for variant in VARIANTS if variant.name == "legacy"]:
         for table in parse_saved(await tools.save(variant) or ""):
             for rule in table.rules:
                 if "mark" in rule.text and not rule.text.startswith(PREFIX):
@@ -370,11 +349,6 @@ class CalicoTraces(NamedTuple):
     has_chains: bool
     knows_ipvs: bool
 
-    @property
-    def is_here(self) -> bool:
-        """Whether Felix applies policies on this node."""
-        return self.has_chains or bool(self.links)
-
 
 async def calico_traces(kernel: NodeKernel, nft_chains: Iterable[NftChain]) -> CalicoTraces:
     """Look for Calico's links and chains, in legacy tables and among those of nf_tables. Reads only."""
@@ -385,33 +359,19 @@ async def calico_traces(kernel: NodeKernel, nft_chains: Iterable[NftChain]) -> C
     return CalicoTraces(links, CHAIN in chains, FORWARD_CHECK in chains)
 
 
-def check_calico(traces: CalicoTraces, dummy_interface: str) -> list[Finding]:
+def check_calico(traces: CalicoTraces, dummy_interface: str) -> Finding:
     """Whether the dummy interface has the name that Calico needs, and whether Felix has seen it."""
-    if not traces.is_here:
-        return [ok(CALICO, f"not on this node, so the VIPs may be on any interface ({dummy_interface})")]
+    if not (traces.links or traces.has_chains):
+        return ok(CALICO, f"not on this node, so the VIPs may be on any interface ({dummy_interface})")
     if BPF_LINK in traces.links:
-        return [
-            warning(
-                CALICO,
-                "its eBPF mode is at work here, which serves Services itself",
-                "set bpfEnabled to false in the FelixConfiguration, or leave Services to Calico and remove kroute",
-            )
-        ]
+        next_step = "set bpfEnabled to false in the FelixConfiguration, or leave Services to Calico and remove kroute"
+        return warning(CALICO, "its eBPF mode is at work here, which serves Services itself", next_step)
     if dummy_interface != LINK:
-        return [
-            failed(
-                CALICO,
-                "policies of pods on this node do not hold for calls through Services: "
-                f"Felix looks for {LINK}, and the VIPs are on {dummy_interface}",
-                f"run kroute with `--dummy-interface {LINK}`, its default",
-            )
-        ]
+        message = "policies of pods on this node do not hold for calls through Services"
+        why = f"Felix looks for {LINK}, and the VIPs are on {dummy_interface}"
+        return failed(CALICO, f"{message}: {why}", f"run kroute with `--dummy-interface {LINK}`, its default")
     if traces.has_chains and not traces.knows_ipvs:
-        return [
-            warning(
-                CALICO,
-                f"Felix does not know yet that this node has IPVS: its chain {FORWARD_CHECK} is missing",
-                f"start kroute, and if {LINK} exists already, restart calico-node on this node",
-            )
-        ]
-    return [ok(CALICO, f"its policies hold for calls through Services, by the name {LINK}")]
+        message = f"Felix does not know yet that this node has IPVS: its chain {FORWARD_CHECK} is missing"
+        next_step = f"start kroute, and if {LINK} exists already, restart calico-node on this node"
+        return warning(CALICO, message, next_step)
+    return ok(CALICO, f"its policies hold for calls through Services, by the name {LINK}")

@@ -33,15 +33,13 @@ BACKEND, SYSCTL, PROXIES, NODE, STATE = "backend", "sysctls", "proxies", "node",
 async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     """Check everything on the node itself. `ipv6`: whether the node serves that family."""
     choice, failures = await preflight.look_at_node(settings)
-    findings = failures + [
-        ok(name, sentence)
-        for name, sentence in (
-            (preflight.CAPABILITIES, "the process has those that it needs"),
-            (preflight.MODULES, "those that kroute needs are loaded or can be"),
-        )
-        if not any(each.check == name for each in failures)
-    ]
-    findings += [ok(BACKEND, str(choice))] if choice is not None else []
+    fulfilled = {
+        preflight.CAPABILITIES: "the process has those that it needs",
+        preflight.MODULES: "those that kroute needs are loaded or can be",
+        **({BACKEND: str(choice)} if choice is not None else {}),
+    }
+    failing = {failure.check for failure in failures}
+    findings = [*failures, *(ok(check, sentence) for check, sentence in fulfilled.items() if check not in failing)]
     findings += [*check_state_directory(settings.state_dir), *await check_scheduler(settings.usual_scheduler)]
     findings += await check_direct_return(settings, ipv6=ipv6)
     circumstances = Circumstances(modules.kernel_version(), ipv6, settings.strict_arp)
@@ -62,7 +60,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
                 XtablesTools(), nftables, await nftables.tables(), await routing.rules(), reads_legacy=reads_legacy
             )
         findings += check_marks(settings, uses)
-        findings += await check_bridges(Sysctls(settings.proc_sys), kernel.links, ipv6=ipv6)
+        findings.append(await check_bridges(Sysctls(settings.proc_sys), kernel.links, ipv6=ipv6))
         findings += await check_other_programs(settings, kernel, nft_chains)
     return findings
 
@@ -81,9 +79,8 @@ def check_state_directory(path: Path) -> list[Finding]:
     kind = file_system_of(path)
     if not kind or kind in VOLATILE:
         return []
-    message = (
-        f"--state-dir {path} is on {kind}, which survives a reboot: its ledger would name what the kernel has lost"
-    )
+    lost = "its ledger would name what the kernel has lost"
+    message = f"--state-dir {path} is on {kind}, which survives a reboot: {lost}"
     return [warning(STATE, message, f"use a directory on a tmpfs, such as {DEFAULTS.state_dir}")]
 
 
@@ -149,23 +146,20 @@ async def check_other_programs(settings: Settings, kernel: NodeKernel, nft_chain
     except LedgerError as error:
         return [failed(PROXIES, str(error), "run kroute as the user that the agent runs as")]
     findings = check_proxies(await leftovers(kernel, nft_chains, ledger.links))
-    findings += await check_virtual_servers(ledger, kernel.ipvs)
-    findings += check_calico(await calico_traces(kernel, nft_chains), settings.dummy_interface)
+    findings.append(await check_virtual_servers(ledger, kernel.ipvs))
+    findings.append(check_calico(await calico_traces(kernel, nft_chains), settings.dummy_interface))
     return findings
 
 
-async def check_virtual_servers(ledger: Ledger, ipvs: IpvsClient) -> list[Finding]:
+async def check_virtual_servers(ledger: Ledger, ipvs: IpvsClient) -> Finding:
     """Whether there are virtual servers that kroute has not made and will not change."""
     foreign = sorted(key for key in await ipvs.read() if key not in ledger.virtual_servers)
     if not foreign:
-        return [ok(PROXIES, "every virtual server in IPVS is kroute's own")]
-    address, port = foreign[0][1:]
-    message = (
-        f"{len(foreign)} virtual servers are not kroute's own (one is on {address} port {port}) and stay as they are"
-    )
-    return [
-        warning(PROXIES, message, "delete them with `ipvsadm -D` if nobody needs them, else keep Services off them")
-    ]
+        return ok(PROXIES, "every virtual server in IPVS is kroute's own")
+    _, address, port = foreign[0]
+    example = f"one is on {address} port {port}"
+    message = f"{len(foreign)} virtual servers are not kroute's own ({example}) and stay as they are"
+    return warning(PROXIES, message, "delete them with `ipvsadm -D` if nobody needs them, else keep Services off them")
 
 
 def check_node_addresses(
@@ -177,14 +171,12 @@ def check_node_addresses(
     """
     findings = []
     if unknown:
-        findings.append(
-            warning(NODE, f"whether there is a Node {facts.name} is not known: {unknown}", "first correct what failed")
-        )
+        message = f"whether there is a Node {facts.name} is not known: {unknown}"
+        findings.append(warning(NODE, message, "first correct what failed"))
     elif node is None:
         message = f"there is no Node {facts.name}: zone and podCIDRs are not known"
-        findings.append(
-            failed(NODE, message, "give the Node's name with --node-name, or wait until the kubelet made it")
-        )
+        next_step = "give the Node's name with --node-name, or wait until the kubelet made it"
+        findings.append(failed(NODE, message, next_step))
     own = [address for address in (facts.ipv4, facts.ipv6) if address is not None]
     if not own and not unknown:
         message = "no address of this node is known: its own calls to Services will have a VIP as their source"
@@ -205,7 +197,7 @@ CALLED = "net.bridge.bridge-nf-call-ip6tables"
 
 async def check_bridges(
     sysctls: SysctlClient, links: LinkClient, *, ipv6: bool, names: Iterable[str] | None = None
-) -> list[Finding]:
+) -> Finding:
     """Look whether the kernel loses large IPv6 datagrams of pods on a bridge. `names` are those of the node's links.
 
     With br_netfilter the fragments are put together on the bridge, before the node's own IPv6. What that notes of their
@@ -213,21 +205,19 @@ async def check_bridges(
     too big" instead of sending it in fragments again. IPv4 has no such note and fragments again.
     """
     if not ipv6 or sysctls.read(CALLED) != "1":
-        return [ok(BRIDGES, "large IPv6 datagrams of pods reach Services")]
+        return ok(BRIDGES, "large IPv6 datagrams of pods reach Services")
     if names is None:
         names = [name for _, name in socket.if_nameindex()]
     bridges = [name for name in names if (link := await links.read(name)) is not None and link.kind == "bridge"]
     if not bridges:
-        return [ok(BRIDGES, "this node has no bridge, so large IPv6 datagrams of pods reach Services")]
-    return [
-        warning(
-            BRIDGES,
-            f"IPv6 datagrams above the MTU from pods on {', '.join(sorted(bridges))} to Services are lost"
-            f" ({CALLED} is 1)",
-            f"keep datagrams small (DNS: EDNS 1232), or set {CALLED} to 0 where pods of one bridge need no Service of "
-            "each other's, or with --masquerade-all (docs/troubleshooting.md)",
-        )
-    ]
+        return ok(BRIDGES, "this node has no bridge, so large IPv6 datagrams of pods reach Services")
+    where = f"from pods on {', '.join(sorted(bridges))} to Services"
+    return warning(
+        BRIDGES,
+        f"IPv6 datagrams above the MTU {where} are lost ({CALLED} is 1)",
+        f"keep datagrams small (DNS: EDNS 1232), or set {CALLED} to 0 where pods of one bridge need no Service of "
+        "each other's, or with --masquerade-all (docs/troubleshooting.md)",
+    )
 
 
 DIRECT_RETURN = "direct return"

@@ -15,7 +15,7 @@ async def level(*, called: str | None, kind: str = "bridge", ipv6: bool = True) 
     if called is not None:
         kernel.sysctls[CALLED] = called
     async with FakeLinks(kernel) as links:
-        [finding] = await check_bridges(FakeSysctls(kernel), links, ipv6=ipv6, names=["cbr0", "gone0"])
+        finding = await check_bridges(FakeSysctls(kernel), links, ipv6=ipv6, names=["cbr0", "gone0"])
     assert (finding.level is Level.WARNING) == ("cbr0" in finding.message)
     return finding.level
 

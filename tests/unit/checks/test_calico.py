@@ -25,7 +25,7 @@ def node_with(*chains: str, links: tuple[str, ...] = ()) -> FakeKernel:
 
 async def found(kernel: FakeKernel, chains: list[NftChain], dummy_interface: str = "kube-ipvs0") -> tuple[Level, str]:
     clients = await FakeNodeKernel.of(kernel).open()
-    [finding] = check_calico(await calico_traces(clients, chains), dummy_interface)
+    finding = check_calico(await calico_traces(clients, chains), dummy_interface)
     return finding.level, str(finding)
 
 
