@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from kroute.checks.cluster_checks import cilium_config
 from kroute.checks.cluster_objects import Container
-from kroute.checks.cluster_reader import CLUSTER_INFO, KUBEADM_CONFIG, Cluster, flags_of, mapping_of
-from kroute.model.addresses import canonical
+from kroute.checks.cluster_reader import CLUSTER_INFO, KUBEADM_CONFIG, Cluster, flags_of, mapping_of, server_flags
+from kroute.model.addresses import canonical, host_port
 
 _HOST = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,251}[A-Za-z0-9])?")
 _LOCAL_BALANCERS = {"k3s": 6444, "rke2": 6443}
@@ -25,7 +25,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 def api_servers(cluster: Cluster, kubeconfigs: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[list[Address], str]:
@@ -138,7 +138,7 @@ def _static_flag(cluster: Cluster, program: str, name: str) -> str:
 
 def _k3s(cluster: Cluster, flag: str, default: str) -> tuple[str, str]:
     """A setting of the servers of K3s or RKE2."""
-    servers = [flags for node in cluster.nodes if (flags := flags_of(node)) and flags.arguments[:1] == ["server"]]
+    servers = server_flags(cluster)
     given = next((value for flags in servers if (value := flags.flag(flag))), "")
     if given:
         return f"--{flag} of K3s or RKE2", given

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kroute.checks.cluster_objects import ClusterNode, Container, DaemonSet
 from kroute.checks.cluster_proxies import CONFIGURED
-from kroute.checks.cluster_reader import Cluster, flags_of
+from kroute.checks.cluster_reader import Cluster, ConfigMapKey, flags_of, server_flags
 from kroute.checks.finding import Finding, Level, failed, ok, warning
 from kroute.checks.running_proxies import ANTREA, CILIUM, ROUTER_ONLY
 
@@ -120,11 +120,12 @@ def check_cni(cluster: Cluster) -> list[Finding]:
     """The CNI plugins, by their DaemonSets, and what each needs beside kroute."""
     known: dict[str, Finding] = {}
     for program, check in _CNI_PLUGINS.items():
-        for each in cluster.running(program):
-            known.setdefault(str(each.metadata), check(cluster, each))
+        for plugin in cluster.running(program):
+            known.setdefault(str(plugin.metadata), check(cluster, plugin))
     for program, (level, message, next_step) in _PLAIN_PLUGINS.items():
-        for each in cluster.running(program):
-            known.setdefault(str(each.metadata), Finding(CNI, level, message.format(where=_where(each)), next_step))
+        for plugin in cluster.running(program):
+            found = Finding(CNI, level, message.format(where=_where(plugin)), next_step)
+            known.setdefault(str(plugin.metadata), found)
     if known:
         return list(known.values())
     if any("flannel.alpha.coreos.com/backend-type" in node.annotations for node in cluster.nodes):
@@ -161,10 +162,7 @@ def _cilium(cluster: Cluster, daemon_set: DaemonSet) -> Finding:
 
 def cilium_config(cluster: Cluster, daemon_set: DaemonSet) -> Mapping[str, str] | None:
     """The ConfigMap `cilium-config` beside this DaemonSet, if it was read."""
-    for key, data in cluster.config_maps.items():
-        if key == (daemon_set.metadata.namespace, "cilium-config"):
-            return data
-    return None
+    return cluster.config_maps.get(ConfigMapKey(daemon_set.metadata.namespace, "cilium-config"))
 
 
 def _antrea(cluster: Cluster, daemon_set: DaemonSet) -> Finding:
@@ -247,14 +245,10 @@ def binding_node_addresses(cluster: Cluster) -> str:
 
 def embedded_kube_proxy(cluster: Cluster) -> tuple[list[ClusterNode], list[ClusterNode]]:
     """The Nodes whose K3s or RKE2 runs a kube-proxy, and those where it is disabled."""
-    serving: list[ClusterNode] = []
-    disabled: list[ClusterNode] = []
-    servers = [flags for node in cluster.nodes if (flags := flags_of(node)) and flags.arguments[:1] == ["server"]]
-    is_off = any((flags.flag("disable-kube-proxy") or "false").lower() in _YES for flags in servers)
-    for node in cluster.nodes:
-        if flags_of(node) is not None:  # agents take this setting from the servers
-            (disabled if is_off else serving).append(node)
-    return serving, disabled
+    nodes = [node for node in cluster.nodes if flags_of(node) is not None]
+    switches = [flags.flag("disable-kube-proxy") or "false" for flags in server_flags(cluster)]
+    is_off = any(switch.lower() in _YES for switch in switches)  # agents take this setting from the servers
+    return ([], nodes) if is_off else (nodes, [])
 
 
 def _where(daemon_set: DaemonSet) -> str:

@@ -43,7 +43,15 @@ class _Variable(msgspec.Struct):
     value: str = ""
 
 
-class Container(msgspec.Struct):
+class _Reference(msgspec.Struct):
+    name: str = ""
+
+
+class _Source(msgspec.Struct, rename="camel"):
+    config_map_ref: _Reference | None = None
+
+
+class Container(msgspec.Struct, rename="camel"):
     """One container of a pod."""
 
     name: str = ""
@@ -51,6 +59,7 @@ class Container(msgspec.Struct):
     command: list[str] | None = None
     args: list[str] | None = None
     env: list[_Variable] | None = None
+    env_from: list[_Source] | None = None
 
     @property
     def arguments(self) -> list[str]:
@@ -60,6 +69,11 @@ class Container(msgspec.Struct):
     def variable(self, name: str) -> str:
         """The value of an environment variable; empty without one."""
         return next((variable.value for variable in self.env or () if variable.name == name), "")
+
+    @property
+    def config_maps(self) -> list[str]:
+        """Those whose entries are its variables; the later one counts."""
+        return [source.config_map_ref.name for source in self.env_from or () if source.config_map_ref]
 
     def flag(self, name: str) -> str | None:
         """The value of a flag of its command line, as Go's pflag reads it; the last one counts. None without one."""
@@ -72,12 +86,8 @@ class Container(msgspec.Struct):
         return found
 
 
-class _ConfigMapName(msgspec.Struct):
-    name: str = ""
-
-
 class _Volume(msgspec.Struct, rename="camel"):
-    config_map: _ConfigMapName | None = None
+    config_map: _Reference | None = None
 
 
 class Requirement(msgspec.Struct):

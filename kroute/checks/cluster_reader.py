@@ -281,6 +281,12 @@ def flags_of(node: ClusterNode) -> Container | None:
     return None
 
 
+def server_flags(cluster: Cluster) -> list[Container]:
+    """The arguments of every server of K3s or RKE2."""
+    found = [flags for node in cluster.nodes if (flags := flags_of(node)) is not None]
+    return [flags for flags in found if flags.arguments[:1] == ["server"]]
+
+
 def mapping_of(text: str) -> Mapping[str, Any]:
     """A YAML mapping; empty for anything else."""
     from kroute.watchers import yaml_text  # noqa: PLC0415  PyYAML: 0.02 s

@@ -8,6 +8,7 @@ import msgspec
 from kroute.checks.finding import Finding, failed
 from kroute.firewall import backend
 from kroute.firewall.backend import Choice
+from kroute.firewall.protocol import Backend
 from kroute.kernel import modules
 from kroute.kernel.net.links import DUMMY, Links
 from kroute.settings import DEFAULTS, Settings
@@ -38,13 +39,7 @@ DIRECTOR = Required(
 """What a director needs, which has no rules and no dummy interface."""
 
 
-def of_firewall(name: str) -> Required:
-    """What the firewall backend of this name needs in addition."""
-    chosen = backend.BACKENDS[name]
-    return Required(chosen.capabilities, chosen.modules)
-
-
-async def missing_prerequisites(required: Required = NODE) -> list[str]:
+async def missing_prerequisites(required: Required) -> list[str]:
     """The missing prerequisites, one sentence each with the way to get it; empty if kroute can start."""
     return [str(finding) for finding in await findings(required)]
 
@@ -76,7 +71,7 @@ async def firewall_findings(name: str) -> list[Finding]:
     for sentence in backend.BACKENDS[name].missing_libraries():
         message, _, next_step = sentence.rpartition("; ")
         missing.append(failed(LIBRARIES, f"{message} (--firewall {name})", next_step))
-    return missing + await findings(of_firewall(name))
+    return missing + await findings(backend.BACKENDS[name])
 
 
 async def interface_findings(settings: Settings) -> list[Finding]:
@@ -90,7 +85,7 @@ async def interface_findings(settings: Settings) -> list[Finding]:
     return [failed(INTERFACE, message, f"name one that kroute can make, such as {DEFAULTS.dummy_interface}")]
 
 
-async def findings(required: Required = NODE) -> list[Finding]:
+async def findings(required: Required | Backend) -> list[Finding]:
     """The missing prerequisites. Modules that can be loaded are loaded."""
     missing = [
         failed(

@@ -10,9 +10,10 @@ import yaml
 
 from kroute import __version__
 from kroute.checks import api_checks, cluster_proxies, node_checks
-from kroute.checks.preflight import NODE, of_firewall
+from kroute.checks.preflight import NODE
 from kroute.cli.main import load
 from kroute.director import wiring
+from kroute.firewall.backend import BACKENDS
 from kroute.model.kinds import WATCHED, WatchedKind, watched
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import DEFAULTS
@@ -147,7 +148,7 @@ class TestPods:
         assert loader["command"] == ["modprobe", "--all", *NODE.modules]
         assert loader["securityContext"]["capabilities"]["add"] == ["SYS_MODULE"]
         [main] = pod["containers"]
-        needed = [*NODE.capabilities, *(of_firewall("iptables").capabilities if undoes(pod) else ())]
+        needed = [*NODE.capabilities, *(BACKENDS["iptables"].capabilities if undoes(pod) else ())]
         assert main["securityContext"]["capabilities"]["add"] == needed
 
     def test_every_container_says_what_it_needs_of_the_node(self, pod: Object) -> None:
@@ -245,7 +246,7 @@ def test_modules_can_be_left_to_the_host(tmp_path: Path) -> None:
 
 def test_the_other_backend_gets_what_it_needs(tmp_path: Path) -> None:
     [pod] = pods(with_component("iptables", tmp_path))
-    needed = of_firewall("iptables")
+    needed = BACKENDS["iptables"]
     [loader], [main] = pod["initContainers"], pod["containers"]
     assert loader["command"] == ["modprobe", "--all", *NODE.modules, *needed.modules]
     assert main["securityContext"]["capabilities"]["add"] == [*NODE.capabilities, *needed.capabilities]

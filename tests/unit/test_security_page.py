@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from kroute.checks.preflight import DIRECTOR, NODE, of_firewall
+from kroute.checks.preflight import DIRECTOR, NODE
 from kroute.cli.main import load
+from kroute.firewall.backend import BACKENDS
 from tests.unit.each import assert_each
 from tests.unit.kubernetes_schemas import validate
 
@@ -90,7 +91,7 @@ def test_the_capabilities_are_those_that_kroute_asks_for() -> None:
     rows = re.findall(r"^\| `([A-Z_]+)` \| (.*?) \| (.*?) \|", section("What kroute needs, and why"), re.MULTILINE)
     assert {name for name, agent, _ in rows if agent == "yes"} == {*NODE.capabilities}
     with_iptables = {name for name, agent, _ in rows if agent == "with `--firewall iptables`"}
-    assert with_iptables == {*of_firewall("iptables").capabilities}
+    assert with_iptables == {*BACKENDS["iptables"].capabilities}
     assert {name for name, _, director in rows if director == "yes"} == {*DIRECTOR.capabilities}
 
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from kroute.checks.cluster_objects import ClusterPod, Container, PodSpec
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
 from kroute.inspect.shared_state import SharedState
 from kroute.inspect.status import Status
@@ -22,7 +23,7 @@ NAMESPACE = "kube-system"
 """Where deploy/kustomize/base puts the DaemonSet."""
 PROXY, EXEC = "pods/proxy", "pods/exec"
 OTHER_VERSION = "its answer is of another version of kroute: upgrade it, or this command"
-_VARIABLE, _FLAG = "KROUTE_METRICS_BIND_ADDRESS", "--metrics-bind-address"
+_VARIABLE, _FLAG = "KROUTE_METRICS_BIND_ADDRESS", "metrics-bind-address"
 
 
 class AgentPod(msgspec.Struct, frozen=True, order=True):
@@ -48,26 +49,26 @@ async def find(kubectl: Kubectl, namespace: str) -> list[AgentPod]:
     """The agents' pods, by node. Raises KubectlError."""
     answer = await kubectl.get(f"/api/v1/namespaces/{quote(namespace)}/pods?labelSelector={quote(LABELS)}")
     try:
-        items = msgspec.json.decode(answer)["items"]
-        agents = [(pod, container) for pod in items if (container := _agent_of(pod)) is not None]
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        pods = msgspec.json.decode(answer, type=_Pods).items
+    except msgspec.DecodeError as error:
         raise KubectlError(f"the API server has not answered with a list of pods: {error}") from None
-    names = {name for _, container in agents for name in _config_maps(container)}
+    agents = [(pod, container) for pod in pods if (container := _agent_of(pod.spec)) is not None]
+    names = {name for _, container in agents for name in container.config_maps}
     maps = dict(await asyncio.gather(*(_config_map(kubectl, namespace, name) for name in sorted(names))))
     return sorted(_pod(pod, container, maps) for pod, container in agents)
 
 
-def _agent_of(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+class _Pod(ClusterPod, kw_only=True):
+    spec: PodSpec
+
+
+class _Pods(msgspec.Struct):
+    items: list[_Pod]
+
+
+def _agent_of(pod: PodSpec) -> Container | None:
     """The container that runs `kroute run`, or None: pods of the uninstaller have the same label."""
-    for container in pod["spec"]["containers"]:
-        if "run" in [*(container.get("command") or ()), *(container.get("args") or ())]:
-            found: Mapping[str, Any] = container
-            return found
-    return None
-
-
-def _config_maps(container: Mapping[str, Any]) -> list[str]:
-    return [source["configMapRef"]["name"] for source in container.get("envFrom") or () if "configMapRef" in source]
+    return next((container for container in pod.containers or () if "run" in container.arguments), None)
 
 
 async def _config_map(kubectl: Kubectl, namespace: str, name: str) -> tuple[str, Mapping[str, str]]:
@@ -79,36 +80,24 @@ async def _config_map(kubectl: Kubectl, namespace: str, name: str) -> tuple[str,
         return name, {}
 
 
-def _pod(pod: Mapping[str, Any], container: Mapping[str, Any], maps: Mapping[str, Mapping[str, str]]) -> AgentPod:
-    metadata, phase = pod["metadata"], pod.get("status", {}).get("phase", "Unknown")
-    trouble = "" if phase == "Running" else f"its pod {metadata['name']} is {phase}"
-    if metadata.get("deletionTimestamp"):
-        trouble = f"its pod {metadata['name']} is being deleted"
-    return AgentPod(
-        node=pod["spec"].get("nodeName") or "(no node yet)",
-        namespace=metadata["namespace"],
-        name=metadata["name"],
-        container=container["name"],
-        port=_reachable_port(_bind_address(container, maps)),
-        trouble=trouble,
-    )
+def _pod(pod: ClusterPod, container: Container, maps: Mapping[str, Mapping[str, str]]) -> AgentPod:
+    metadata, phase = pod.metadata, pod.status.phase or "Unknown"
+    trouble = "" if phase == "Running" else f"its pod {metadata.name} is {phase}"
+    if metadata.deletion_timestamp:
+        trouble = f"its pod {metadata.name} is being deleted"
+    port = _reachable_port(_bind_address(container, maps))
+    node = pod.spec.node_name or "(no node yet)"
+    return AgentPod(node, metadata.namespace, metadata.name, container.name, port, trouble)
 
 
-def _bind_address(container: Mapping[str, Any], maps: Mapping[str, Mapping[str, str]]) -> str:
+def _bind_address(container: Container, maps: Mapping[str, Mapping[str, str]]) -> str:
     """The metrics' bind address as the pod is configured; empty for the default. Flags win, then `env`, `envFrom`."""
-    words = [*(container.get("command") or ()), *(container.get("args") or ())]
-    for position, word in enumerate(words):
-        if word.startswith(f"{_FLAG}="):
-            return str(word.partition("=")[2])
-        if word == _FLAG and position + 1 < len(words):
-            return str(words[position + 1])
-    for variable in container.get("env") or ():
-        if variable["name"] == _VARIABLE:
-            return str(variable.get("value", ""))
-    for name in reversed(_config_maps(container)):
-        if _VARIABLE in maps.get(name, {}):
-            return maps[name][_VARIABLE]
-    return ""
+    variables: dict[str, str] = {}
+    for name in container.config_maps:
+        variables |= maps.get(name, {})
+    variables |= {variable.name: variable.value for variable in container.env or ()}
+    given = container.flag(_FLAG)
+    return variables.get(_VARIABLE, "") if given is None else given
 
 
 def _reachable_port(bound: str) -> int | None:
