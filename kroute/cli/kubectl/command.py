@@ -13,9 +13,9 @@ from click.shell_completion import ShellComplete
 from kroute import __version__
 from kroute.base.printable import printable
 from kroute.base.wording import with_path
-from kroute.cli.fleet.agents import NAMESPACE, AgentPod, ask_all_status, find, run
+from kroute.cli.fleet.agents import NAMESPACE, AgentAnswer, AgentPod, ask_all_status, find, run
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
-from kroute.cli.fleet.survey import Survey, survey
+from kroute.cli.fleet.survey import survey
 from kroute.cli.kubectl import printing
 from kroute.cli.parameters.arguments import complete_shown
 from kroute.cli.parameters.options import DURATION, FILTER, SORT_BY
@@ -39,8 +39,7 @@ EVERY_NODE = "all"
 AT_ONCE = 8
 """Calls of kubectl that run at the same time."""
 
-_FLAGS = ("context", "cluster", "user", "kubeconfig", "as", "as_group")
-
+Act = Callable[[Kubectl, Sequence[AgentPod]], Awaitable[int]]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -79,13 +78,7 @@ def _ask(
         return []
 
 
-def kubectl_of(options: Mapping[str, Any], seconds: float) -> Kubectl:
-    """kubectl with the flags that the user has given."""
-    names = {name: options.get("as_" if name == "as" else name) for name in _FLAGS}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in names.items() if value is not None]
-    return Kubectl(flags, at_once=AT_ONCE, seconds=seconds)
-
-
+_FLAGS = ("context", "cluster", "user", "kubeconfig", "as", "as_group")
 OPTIONS = (
     click.option(
         "--node",
@@ -99,9 +92,16 @@ OPTIONS = (
     click.option("--cluster", default=None, help="As kubectl has it."),
     click.option("--user", default=None, help="As kubectl has it."),
     click.option("--kubeconfig", type=click.Path(), default=None, help="As kubectl has it."),
-    click.option("--as", "as_", default=None, help="As kubectl has it."),
+    click.option("--as", default=None, help="As kubectl has it."),
     click.option("--as-group", default=None, help="As kubectl has it."),
 )
+
+
+def kubectl_of(options: Mapping[str, Any], seconds: float) -> Kubectl:
+    """kubectl with the flags that the user has given."""
+    given = {name: options[name] for name in _FLAGS if options.get(name) is not None}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    return Kubectl(flags, at_once=AT_ONCE, seconds=seconds)
 
 
 def cluster_options(command: Command, timeout: str = "15s") -> Command:
@@ -188,19 +188,21 @@ def top(by: str, *, interval: float, sort_by: str | None, only: str, output: str
 @cluster_options
 def version(*, client: bool, output: str, **options: Any) -> int:
     """Show the version of this command, and those of the agents with their nodes."""
-    if client:
-        show(printing.versions([]), output, printing.print_versions)
-        return DONE
 
-    async def show_versions(kubectl: Kubectl, pods: Sequence[AgentPod]) -> int:
-        found = printing.versions(await ask_all_status(kubectl, pods))
+    def show_versions(answers: Sequence[AgentAnswer]) -> int:
+        found = printing.versions(answers)
         show(found, output, printing.print_versions)
         return FAILURE if found.unanswered else DONE
 
+    async def ask(kubectl: Kubectl, pods: Sequence[AgentPod]) -> int:
+        return show_versions(await ask_all_status(kubectl, pods))
+
+    if client:
+        return show_versions([])
     try:
-        return _answered(options, show_versions)
+        return _answered(options, ask)
     except CommandRefusedError:
-        show(printing.versions([]), output, printing.print_versions)
+        show_versions([])
         raise
 
 
@@ -290,46 +292,36 @@ def values(**options: Any) -> int:
 
 
 def _answered(
-    options: dict[str, Any],
-    act: Callable[[Kubectl, list[AgentPod]], Any],
-    *,
-    without_agents: Callable[[Kubectl], Any] | None = None,
+    options: dict[str, Any], act: Act, *, without_agents: Callable[[Kubectl], Awaitable[int]] | None = None
 ) -> int:
     """Find the agents' pods and do something with them, or something else without any. Returns the exit code."""
-    kubectl = kubectl_of(options, options["timeout"])
+    kubectl, node, namespace = kubectl_of(options, options["timeout"]), options["node"], options["namespace"]
 
     async def find_and_act() -> int:
         try:
-            pods = await find(kubectl, options["namespace"])
+            pods = await find(kubectl, namespace)
         except KubectlError:
             if without_agents is None:
                 raise
             pods = []
-        if options["node"] != EVERY_NODE:
-            pods = [pod for pod in pods if pod.node == options["node"]]
+        if node != EVERY_NODE:
+            pods = [pod for pod in pods if pod.node == node]
         elif not pods and without_agents is not None:
-            instead: int = await without_agents(kubectl)
-            return instead
+            return await without_agents(kubectl)
         if not pods:
-            where = f"on node {options['node']}" if options["node"] != EVERY_NODE else "on any node"
-            namespace = options["namespace"]
+            where = f"on node {node}" if node != EVERY_NODE else "on any node"
             complain(f"no pod of kroute {where} in namespace {namespace}: if it is in another one, give --namespace")
             return NO_AGENT
-        code: int = await act(kubectl, pods)
-        return code
+        return await act(kubectl, pods)
 
     with refusing(KubectlError):
         return asyncio.run(find_and_act())
 
 
 async def _status(kubectl: Kubectl, pods: Sequence[AgentPod], how: str) -> int:
+    """Print the status of every node. All is right if each answers, has no problem, and differs from no other."""
     found = await survey(kubectl, pods)
     show(printing.document(found), how, printing.print_fleet)
-    return exit_code(found)
-
-
-def exit_code(found: Survey) -> int:
-    """DONE if every node answers, has no problem, and differs from no other."""
     healthy = all(node.status is not None and not node.status.problems_total for node in found.nodes)
     return DONE if healthy and not found.differences else FAILURE
 
@@ -337,12 +329,9 @@ def exit_code(found: Survey) -> int:
 async def _run(kubectl: Kubectl, pods: Sequence[AgentPod], words: Sequence[str], how: str) -> int:
     """Run a command on every node, and print the outputs one below the other, with the marks of the survey."""
     remote = "json" if how in FOR_PROGRAMS else how
-    asked = asyncio.gather(*(_output(kubectl, pod, [*words, "--output", remote]) for pod in pods))
+    asked = _outputs(kubectl, pods, [*words, "--output", remote])
     found, outputs = await asyncio.gather(survey(kubectl, pods), asked)
-    answers = [
-        printing.answer(pod.node, each, found.differences.get(pod.node, []))
-        for pod, each in zip(pods, outputs, strict=True)
-    ]
+    answers = [printing.answer(node, output, found.differences.get(node, [])) for node, output in outputs]
     show(printing.NodeAnswers(items=printing.marked(answers)), how, printing.print_answers)
     return code_of(answers)
 
@@ -361,37 +350,44 @@ def code_of(answers: Sequence[printing.NodeAnswer]) -> int:
 
 async def _bundle(kubectl: Kubectl, pods: Sequence[AgentPod], directory: Path) -> int:
     """Write the bundle of each node into a file of its own, and name the files."""
-    outputs = await asyncio.gather(*(_output(kubectl, pod, ["bundle", "--file", "-"]) for pod in pods))
-    written = [_keep(directory, pod.node, found) for pod, found in zip(pods, outputs, strict=True)]
+    outputs = await _outputs(kubectl, pods, ["bundle", "--file", "-"])
+    written = [_keep(directory, node, output) for node, output in outputs]
     return DONE if all(written) else FAILURE
 
 
-def _keep(directory: Path, node: str, found: Output | KubectlError) -> bool:
+def _keep(directory: Path, node: str, output: Output | KubectlError) -> bool:
     """Write a node's bundle, and say where. Returns whether there is one."""
     from kroute.cli.bundle.command import bundle_name, write  # noqa: PLC0415  it imports all that a bundle has
 
-    if isinstance(found, KubectlError):
-        complain(f"no bundle of {node}: {found}")
-        return False
-    if not found.out.startswith(_GZIP):
-        complain(f"no bundle of {node}: {found.complaint or 'its answer is not an archive'}")
-        return False
-    path = directory / f"{bundle_name(node)}.tar.gz"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        write(str(path), found.out)
-    except OSError as error:
-        complain(f"no bundle of {node}: {with_path(error)}")
-        return False
-    click.echo(f"{path}: {len(found.out) / 1024:.0f} KiB")
-    return True
+    path, trouble = directory / f"{bundle_name(node)}.tar.gz", ""
+    if isinstance(output, KubectlError):
+        trouble = str(output)
+    elif not output.out.startswith(_GZIP):
+        trouble = output.complaint or "its answer is not an archive"
+    else:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            write(str(path), output.out)
+            click.echo(f"{path}: {len(output.out) / 1024:.0f} KiB")
+        except OSError as error:
+            trouble = with_path(error)
+    if trouble:
+        complain(f"no bundle of {node}: {trouble}")
+    return not trouble
 
 
-async def _output(kubectl: Kubectl, pod: AgentPod, words: Sequence[str]) -> Output | KubectlError:
-    try:
-        return await run(kubectl, pod, words)
-    except KubectlError as error:
-        return error
+async def _outputs(
+    kubectl: Kubectl, pods: Sequence[AgentPod], words: Sequence[str]
+) -> list[tuple[str, Output | KubectlError]]:
+    """For each pod its node, and what a command writes there, or why it was not run."""
+
+    async def output(pod: AgentPod) -> tuple[str, Output | KubectlError]:
+        try:
+            return pod.node, await run(kubectl, pod, words)
+        except KubectlError as error:
+            return pod.node, error
+
+    return await asyncio.gather(*map(output, pods))
 
 
 def main(arguments: list[str] | None = None) -> None:
