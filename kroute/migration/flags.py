@@ -7,11 +7,10 @@ file, which kroute reads too: the reasons are those of its table.
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
 from typing import NamedTuple
 
-from kroute.migration.go_values import bind_address, duration, host_name, is_true, is_unspecified, mark_bit, networks
-from kroute.migration.kube_proxy_configuration import HEALTHZ_PORT, METRICS_PORT, MH_FLAGS, UNUSED
+from kroute.migration.go_values import duration, host_name, is_true, is_unspecified, networks
+from kroute.migration.kube_proxy_configuration import MH_FLAGS, UNUSED, USED
 
 Translate = Callable[[str], list[str]]
 """From a flag's value to kroute's arguments. Raises ValueError with a sentence for a value that has none."""
@@ -299,7 +298,28 @@ _LOG_DEFAULTS: dict[str, str | bool] = {
     "skip-log-headers": False,
     "stderrthreshold": "2",
 }
-_WITHOUT_FIELD: dict[str, Flag] = {
+_OTHERS: dict[str, Flag] = {
+    "bind-address": Flag(
+        Treatment.HONOURED, "`--node-ip`; not for `0.0.0.0` or `::`", "0.0.0.0", _node_ip, field="bindAddress"
+    ),
+    "proxy-mode": Flag(
+        Treatment.NO_MEANING, f"{UNUSED['mode']}: every value is accepted", "", lambda _: [], field="mode"
+    ),
+    "iptables-localhost-nodeports": refused(UNUSED["iptables.localhostNodePorts"], True)._replace(
+        field="iptables.localhostNodePorts"
+    ),
+    "ipvs-scheduler": Flag(
+        Treatment.HONOURED,
+        "`--scheduler`; with `mh` also `--scheduler-flags` with `mh-port`",
+        "",
+        _scheduler,
+        field="ipvs.scheduler",
+    ),
+    "ipvs-strict-arp": switch(
+        ["--strict-arp", "on"],
+        ["--strict-arp", "off"],
+        "`--strict-arp`. kubeadm writes `false`, which is kube-proxy's default; without it kroute's is `on`",
+    )._replace(field="ipvs.strictARP"),
     "config": same("config"),
     "master": same("master"),
     "cleanup": refused("use `kroute cleanup`", False),
@@ -316,7 +336,7 @@ _WITHOUT_FIELD: dict[str, Flag] = {
     **{name: no_meaning(_LOGS, default) for name, default in _LOG_DEFAULTS.items()},
 }
 
-_UNUSED_DEFAULTS: dict[str, tuple[str, str | bool]] = {
+_FIELDS: dict[str, tuple[str, str | bool]] = {
     "kube-api-burst": ("clientConnection.burst", "10"),
     "kube-api-content-type": ("clientConnection.contentType", "application/vnd.kubernetes.protobuf"),
     "kube-api-qps": ("clientConnection.qps", "5"),
@@ -329,68 +349,48 @@ _UNUSED_DEFAULTS: dict[str, tuple[str, str | bool]] = {
     "ipvs-min-sync-period": ("ipvs.minSyncPeriod", "0s"),
     "oom-score-adj": ("oomScoreAdj", "-999"),
     "config-sync-period": ("configSyncPeriod", "15m0s"),
+    "kubeconfig": ("clientConnection.kubeconfig", ""),
+    "hostname-override": ("hostnameOverride", ""),
+    "healthz-bind-address": ("healthzBindAddress", "0.0.0.0:10256"),
+    "metrics-bind-address": ("metricsBindAddress", "127.0.0.1:10249"),
+    "cluster-cidr": ("clusterCIDR", ""),
+    "detect-local-mode": ("detectLocalMode", ""),
+    "pod-bridge-interface": ("detectLocal.bridgeInterface", ""),
+    "pod-interface-name-prefix": ("detectLocal.interfaceNamePrefix", ""),
+    "nodeport-addresses": ("nodePortAddresses", ""),
+    "ipvs-sync-period": ("ipvs.syncPeriod", "30s"),
+    "ipvs-exclude-cidrs": ("ipvs.excludeCIDRs", ""),
+    "ipvs-tcp-timeout": ("ipvs.tcpTimeout", "0s"),
+    "ipvs-tcpfin-timeout": ("ipvs.tcpFinTimeout", "0s"),
+    "ipvs-udp-timeout": ("ipvs.udpTimeout", "0s"),
+    "conntrack-max-per-core": ("conntrack.maxPerCore", "32768"),
+    "conntrack-min": ("conntrack.min", "131072"),
+    "conntrack-tcp-be-liberal": ("conntrack.tcpBeLiberal", False),
+    "conntrack-tcp-timeout-established": ("conntrack.tcpEstablishedTimeout", "24h0m0s"),
+    "conntrack-tcp-timeout-close-wait": ("conntrack.tcpCloseWaitTimeout", "1h0m0s"),
+    "conntrack-udp-timeout": ("conntrack.udpTimeout", "0s"),
+    "conntrack-udp-timeout-stream": ("conntrack.udpStreamTimeout", "0s"),
+    "iptables-masquerade-bit": ("iptables.masqueradeBit", "14"),
+    "masquerade-all": ("iptables.masqueradeAll", False),
 }
-"""Flags whose fields have no effect in kroute, with the field and the flag's default."""
+"""Flags that mean what a field means, with the field and the flag's default."""
+_LISTENING = frozenset({"healthzBindAddress", "metricsBindAddress"})
+"""Fields whose flags mean `off` by an empty value."""
 
-_SAME_MEANING: dict[str, tuple[str, str, Callable[[str], str]]] = {
-    "kubeconfig": ("clientConnection.kubeconfig", "", str),
-    "ipvs-tcp-timeout": ("ipvs.tcpTimeout", "0s", duration),
-    "ipvs-tcpfin-timeout": ("ipvs.tcpFinTimeout", "0s", duration),
-    "ipvs-udp-timeout": ("ipvs.udpTimeout", "0s", duration),
-    "detect-local-mode": ("detectLocalMode", "", str),
-    "pod-bridge-interface": ("detectLocal.bridgeInterface", "", str),
-    "pod-interface-name-prefix": ("detectLocal.interfaceNamePrefix", "", str),
-    "cluster-cidr": ("clusterCIDR", "", networks),
-    "nodeport-addresses": ("nodePortAddresses", "", networks),
-    "conntrack-max-per-core": ("conntrack.maxPerCore", "32768", str),
-    "conntrack-min": ("conntrack.min", "131072", str),
-    "conntrack-tcp-timeout-established": ("conntrack.tcpEstablishedTimeout", "24h0m0s", duration),
-    "conntrack-tcp-timeout-close-wait": ("conntrack.tcpCloseWaitTimeout", "1h0m0s", duration),
-    "conntrack-udp-timeout": ("conntrack.udpTimeout", "0s", duration),
-    "conntrack-udp-timeout-stream": ("conntrack.udpStreamTimeout", "0s", duration),
-}
-"""Flags that kroute has with this name and meaning, with the field, the default, and what writes kroute's value."""
 
-_WITH_FIELD: dict[str, tuple[str, Flag]] = {
-    "hostname-override": ("hostnameOverride", renamed("--node-name", write=host_name)),
-    "bind-address": (
-        "bindAddress",
-        Flag(Treatment.HONOURED, "`--node-ip`; not for `0.0.0.0` or `::`", "0.0.0.0", _node_ip),
-    ),
-    "healthz-bind-address": (
-        "healthzBindAddress",
-        same("healthz-bind-address", "0.0.0.0:10256", partial(bind_address, port=HEALTHZ_PORT), unset="off"),
-    ),
-    "metrics-bind-address": (
-        "metricsBindAddress",
-        same("metrics-bind-address", "127.0.0.1:10249", partial(bind_address, port=METRICS_PORT), unset="off"),
-    ),
-    "proxy-mode": ("mode", Flag(Treatment.NO_MEANING, UNUSED["mode"] + ": every value is accepted", "", lambda _: [])),
-    "iptables-masquerade-bit": ("iptables.masqueradeBit", renamed("--masquerade-mark", "14", mark_bit)),
-    "masquerade-all": ("iptables.masqueradeAll", switch(["--masquerade-all"], [], THE_SAME)),
-    "iptables-localhost-nodeports": (
-        "iptables.localhostNodePorts",
-        refused(UNUSED["iptables.localhostNodePorts"], True),
-    ),
-    "ipvs-sync-period": ("ipvs.syncPeriod", renamed("--resync-period", "30s", duration)),
-    "ipvs-scheduler": (
-        "ipvs.scheduler",
-        Flag(Treatment.HONOURED, "`--scheduler`; with `mh` also `--scheduler-flags` with `mh-port`", "", _scheduler),
-    ),
-    "ipvs-exclude-cidrs": ("ipvs.excludeCIDRs", renamed("--exclude-cidrs", write=networks)),
-    "ipvs-strict-arp": (
-        "ipvs.strictARP",
-        switch(
-            ["--strict-arp", "on"],
-            ["--strict-arp", "off"],
-            "`--strict-arp`. kubeadm writes `false`, which is kube-proxy's default; without it kroute's is `on`",
-        ),
-    ),
-    "conntrack-tcp-be-liberal": ("conntrack.tcpBeLiberal", switch(["--conntrack-tcp-be-liberal"], [], THE_SAME)),
-    **{name: (field, no_meaning(UNUSED[field], default)) for name, (field, default) in _UNUSED_DEFAULTS.items()},
-    **{name: (field, same(name, default, write)) for name, (field, default, write) in _SAME_MEANING.items()},
-}
+def _of_field(flag: str, field: str, default: str | bool) -> Flag:
+    """The flag that means what a field means, by the table of the fields."""
+    if field in UNUSED:
+        return no_meaning(UNUSED[field], default)._replace(field=field)
+    name, write = USED[field]
+    if isinstance(default, bool):
+        found = switch([f"--{name}"], [], THE_SAME, default=default)
+    else:
+        unset = "off" if field in _LISTENING else None
+        found = renamed(f"--{name}", default, write, unset=unset, becomes=THE_SAME if name == flag else "")
+    return found._replace(field=field)
+
 
 KUBE_PROXY = OtherFlags(
-    "kube-proxy", {name: flag._replace(field=field) for name, (field, flag) in _WITH_FIELD.items()} | _WITHOUT_FIELD
+    "kube-proxy", {name: _of_field(name, field, default) for name, (field, default) in _FIELDS.items()} | _OTHERS
 )
