@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 import click
@@ -14,7 +14,7 @@ from kroute.checks.other_proxies import OTHER_PROXIES, OtherProxy
 from kroute.cli.parameters.options import DURATION, Parsed
 from kroute.cli.parameters.run_options import settings_in_force
 from kroute.cli.parameters.settings_command import FlagsCommand
-from kroute.cli.terminal.formats import FOR_PROGRAMS, output_option, show
+from kroute.cli.terminal.formats import output_option, show
 from kroute.cli.terminal.output import DONE, FAILURE, complain, plain, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.kernel.errors import KernelError
@@ -37,7 +37,7 @@ from kroute.settings.text import write_duration
 
 T = TypeVar("T")
 
-PROXIES = ("kube-proxy", "kube-router")
+PROXIES = list(OTHER_PROXIES)
 ENDING = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -110,11 +110,8 @@ def migrate(
             return _hand_over(proxy, settings, options, output, stays=stays)
         if origin:
             return _show_leftovers(proxy, _prepared(settings, lambda: look(proxy, settings, node_port_range)), output)
-        show(
-            _prepared(settings, lambda: look_back(proxy, settings)),
-            output,
-            lambda plan, screen: print_hand_over(proxy, settings, plan, screen),
-        )
+        plan = _prepared(settings, lambda: look_back(proxy, settings))
+        show(plan, output, lambda plan, screen: print_hand_over(proxy, settings, plan, screen))
         return DONE
 
 
@@ -154,9 +151,8 @@ def _hand_over(proxy: OtherProxy, settings: Settings, options: TakeOverOptions, 
 
 def _show_outcome(outcome: Outcome, how: str) -> int:
     show(outcome, how, print_outcome)
-    _warn(outcome.warnings)
-    for line in outcome.failed:
-        complain(f"not done: {line}")
+    for line in (*outcome.warnings, *(f"not done: {failure}" for failure in outcome.failed)):
+        complain(line)
     return FAILURE if outcome.failed else DONE
 
 
@@ -168,11 +164,9 @@ def print_outcome(outcome: Outcome, screen: Screen) -> None:
 
 
 def _show_leftovers(proxy: OtherProxy, leftovers: Leftovers, how: str) -> int:
-    if how in FOR_PROGRAMS:
-        show(leftovers.as_document(), how, lambda _, __: None)
-    else:
-        print_leftovers(proxy, plain(leftovers), Screen.of_this_process(how))
-    _warn(leftovers.warnings)
+    show(leftovers.as_document(), how, lambda _, screen: print_leftovers(proxy, plain(leftovers), screen))
+    for line in leftovers.warnings:
+        complain(line)
     return DONE
 
 
@@ -186,11 +180,6 @@ def print_leftovers(proxy: OtherProxy, leftovers: Leftovers, screen: Screen) -> 
             screen.line(line, hang=4)
     for key in leftovers.others:
         screen.line(f"not {proxy.name}'s, and left alone: virtual server {key}", hang=2)
-
-
-def _warn(warnings: Iterable[str]) -> None:
-    for line in warnings:
-        complain(line)
 
 
 def _describe(leftovers: Leftovers, shown: int | None) -> Iterator[str]:

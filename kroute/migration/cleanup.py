@@ -27,7 +27,7 @@ async def undo_all(settings: Settings, state_dir: StateDirectory) -> CleanupRepo
     async with open_what_stands(settings) as (settled, kernel, firewalls):
         report = await _undo_director(settings, kernel)
         if not report.failed:
-            async with NodeControllers(settled, Broadcaster(), _no_plans, kernel) as controllers:
+            async with NodeControllers(settled, Broadcaster(), no_plans, kernel) as controllers:
                 rest = await controllers.cleanup(firewalls)
             report.add(*rest.undone, failed=rest.failed)
     if not report.failed:
@@ -53,5 +53,6 @@ async def _undo_director(settings: Settings, kernel: NodeKernel) -> CleanupRepor
     return report
 
 
-def _no_plans(key: ObjectKey, problem: Problem) -> None:
-    raise AssertionError(f"cleanup plans nothing, but {key} has {problem}")
+def no_plans(key: ObjectKey, problem: Problem) -> None:
+    """What undoing does about plans. Raises AssertionError: it has none."""
+    raise AssertionError(f"undoing plans nothing, but {key} has {problem}")

@@ -22,13 +22,12 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.net.addresses import Addresses, BindAddress, UnbindAddress
 from kroute.kernel.net.routes import DeleteLocalRoute, Routes
-from kroute.migration.cleanup import undo_all
+from kroute.migration.cleanup import no_plans, undo_all
 from kroute.migration.leftovers import NodeScan
 from kroute.migration.node_scan import scan_node, translated_vips
 from kroute.migration.take_over import Outcome, RefusalError
 from kroute.model.document import Document
-from kroute.model.objects import ObjectKey
-from kroute.model.plan import Problem, VirtualServerKey
+from kroute.model.plan import VirtualServerKey
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.comparison.source_routes import ours_among
@@ -76,12 +75,13 @@ async def look_back(proxy: OtherProxy, settings: Settings) -> HandOver:
         vips |= {key.address for key in node.our_virtual_servers} - node.elsewhere
     keeps_link = proxy.link == settings.dummy_interface
     served = _served_by(proxy, node)
-    if vips - served and (translated := vips & await translated_vips(proxy)):
+    bound, unserved = tuple(sorted(vips)), vips - served
+    if unserved and (translated := vips & await translated_vips(proxy)):
         connections = await _open_connections(node.our_virtual_servers)
-        unserved = _sorted(vips - served - translated)
-        return HandOver(False, _sorted(vips), unserved, (), translates=True, connections=connections)
-    on_its_link = vips if keeps_link else (node.link_addresses or set())
-    return HandOver(keeps_link, _sorted(vips), _sorted(vips - served), _sorted((vips & served) - on_its_link))
+        unserved_yet = tuple(sorted(unserved - translated))
+        return HandOver(False, bound, unserved_yet, (), translates=True, connections=connections)
+    missing = vips & served - (vips if keeps_link else node.link_addresses or set())
+    return HandOver(keeps_link, bound, tuple(sorted(unserved)), tuple(sorted(missing)))
 
 
 async def until_it_serves(proxy: OtherProxy, settings: Settings, wait: float) -> None:
@@ -123,7 +123,7 @@ async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Ou
             return _outcome(proxy, report.undone, report)
         async with (
             open_what_stands(settings) as (settled, kernel, firewalls),
-            NodeControllers(settled, Broadcaster(), _no_plans, kernel) as controllers,
+            NodeControllers(settled, Broadcaster(), no_plans, kernel) as controllers,
         ):
             if not controllers.ledger.exists and not firewalls:
                 state_dir.empty()
@@ -192,11 +192,3 @@ async def _with_the_kernels_routes(link: str) -> str:
     if failures:
         raise KernelError(f"{failures[0]} (on {link}); run this again")
     return f"give {len(bound)} addresses on {link} the kernel's own routes"
-
-
-def _sorted(addresses: Set[str]) -> tuple[str, ...]:
-    return tuple(sorted(addresses))
-
-
-def _no_plans(key: ObjectKey, problem: Problem) -> None:
-    raise AssertionError(f"a hand-over plans nothing, but {key} has {problem}")

@@ -68,15 +68,6 @@ class ProxyPart(NamedTuple):
     marks: tuple[int, ...] = ()
 
 
-def leftovers_in(proxy: OtherProxy, variant: str, table: SavedTable) -> TableLeftovers | None:
-    """The proxy's part of the table, or None."""
-    part = part_of(proxy, table)
-    if part is None:
-        return None
-    rules = tuple(rule.text for rule in part.rules)
-    return TableLeftovers(variant, table.name, part.chains, rules, part.kept, part.marks)
-
-
 def part_of(proxy: OtherProxy, table: SavedTable) -> ProxyPart | None:
     """The proxy's part of the table, or None."""
     others = set(table.chains)
@@ -250,11 +241,10 @@ class Leftovers(msgspec.Struct, frozen=True):
     def warnings(self) -> list[str]:
         """What could not be read, and what that means; one line each."""
         found = []
-        if self.unseen:
-            unseen = ", ".join(self.unseen)
+        unseen, fixed = ", ".join(self.unseen), ", ".join(self.fixed)
+        if unseen:
             found.append(f"legacy iptables tables exist on this node and cannot be read: {unseen}; {NEEDS_TOOLS}")
-        if self.fixed:
-            fixed = ", ".join(self.fixed)
+        if fixed:
             found.append(f"this process cannot remove {self.proxy}'s chains from {fixed}: {NEEDS_TOOLS}")
         if self.no_services and self.in_doubt:
             found.append(
@@ -272,13 +262,10 @@ class Leftovers(msgspec.Struct, frozen=True):
         translating = OTHER_PROXIES[self.proxy].translating
         if translating is None:
             return False
-        if any(name.endswith((" legacy", " nat")) for name in self.unseen):
-            return True
-        return any(
-            f"{table.variant} nat" in self.fixed and any(map(translating.fullmatch, table.chains))
-            for table in self.tables
-            if table.table == "nat"
-        )
+        fixed = [table for table in self.tables if table.table == "nat" and f"{table.variant} nat" in self.fixed]
+        chains = [chain for table in fixed for chain in table.chains]
+        unseen = any(name.endswith((" legacy", " nat")) for name in self.unseen)
+        return unseen or any(map(translating.fullmatch, chains))
 
     @property
     def are_removed(self) -> bool:
@@ -345,31 +332,29 @@ def recognise(
     Services have, or None if they are not known. `exclusion`: the networks that are excluded from a clean-up.
     """
     excluded = exclusion or Exclusion(())
+    ours, on_link = node.our_virtual_servers, node.link_addresses or set()
     tables = tuple(
-        found
+        TableLeftovers(variant, table.name, part.chains, tuple(rule.text for rule in part.rules), part.kept, part.marks)
         for variant in map(str, VARIANTS)
         for table in node.tables.get(variant, ())
-        if (found := leftovers_in(proxy, variant, table)) is not None
+        if (part := part_of(proxy, table)) is not None
     )
     certain = {planned_key(key) for key in node.virtual_servers if _is_theirs(proxy, node, key, node_ports, excluded)}
     everything = {planned_key(key) for key in node.virtual_servers}
-    in_doubt = {
-        key for key in everything - certain - node.our_virtual_servers if _may_be_a_node_port(node, key, node_ports)
-    }
+    in_doubt = {key for key in everything - certain - ours if _may_be_a_node_port(node, key, node_ports)}
     theirs = certain | {key for key in in_doubt if serves(allocated or {}, key, node.virtual_servers[key])}
-    adopted = theirs & node.our_virtual_servers
+    adopted = theirs & ours
     marks = {mark for table in tables for mark in table.marks}
     link = proxy.link if node.link_addresses is not None and proxy.link not in node.our_links else None
+    only_there = {key.address for key in adopted} & on_link - node.elsewhere if link else set()
     return Leftovers(
         proxy.name,
         link,
-        addresses=tuple(sorted(node.link_addresses or ())) if link else (),
-        only_there=tuple(sorted({key.address for key in adopted} & (node.link_addresses or set()) - node.elsewhere))
-        if link
-        else (),
-        to_adopt=tuple(sorted(theirs - node.our_virtual_servers)),
+        addresses=tuple(sorted(on_link)) if link else (),
+        only_there=tuple(sorted(only_there)),
+        to_adopt=tuple(sorted(theirs - ours)),
         adopted=tuple(sorted(adopted)),
-        others=tuple(sorted(everything - theirs - node.our_virtual_servers)),
+        others=tuple(sorted(everything - theirs - ours)),
         in_doubt=tuple(sorted(in_doubt - theirs)),
         tables=tables,
         sets=tuple(sorted(proxy.sets & node.sets.keys())),

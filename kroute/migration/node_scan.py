@@ -108,7 +108,7 @@ async def _read_legacy(variant: Variant) -> _Rules:
 
 
 async def _read_sets(names: Set[str]) -> dict[str, Set[Element]]:
-    if not names or not is_present("ip_set"):
+    if not is_present("ip_set"):
         return {}
     async with Ipset() as ipset:
         return {name: await ipset.read(name) for name in sorted(names & await ipset.names())}

@@ -7,19 +7,18 @@ translation is in the connection tracker, and their virtual servers are kroute's
 
 import asyncio
 import errno
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator
 
 from kroute.checks.other_proxies import OTHER_PROXIES, OtherProxy
-from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Ipset
-from kroute.kernel.iptables.nft_rules import RuleReader, deletion_of, read_rules
+from kroute.kernel.iptables.nft_rules import deletion_of, read_rules
 from kroute.kernel.iptables.tools import VARIANTS, XtablesTools
 from kroute.kernel.ipvs.marks import DeleteMarkServer, IpvsMarks
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.policy_routing import PolicyRouting, PolicyRule, TableRoute
 from kroute.kernel.nftables.client import Nftables
-from kroute.kernel.nftables.objects import DeleteTable, NftChange, Table
+from kroute.kernel.nftables.objects import DeleteTable, Table
 from kroute.migration.leftovers import NEEDS_TOOLS, Leftovers, ProxyPart, part_of
 from kroute.reconcile.cleanup_report import CleanupReport
 
@@ -27,14 +26,6 @@ ATTEMPTS = 10
 """How often a table is read that changes before the proxy's part is deleted."""
 WAITS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
 """Seconds, for all sets: the kernel frees deleted rules of nf_tables a little later, and only then their sets."""
-
-
-class Transactions(RuleReader, Protocol):
-    """What `remove_nft_rules` needs of `Nftables`."""
-
-    async def transact(
-        self, table: Table, changes: Sequence[NftChange], *, generation: int = 0
-    ) -> list[Failure[NftChange]]: ...
 
 
 async def remove(leftovers: Leftovers) -> CleanupReport:
@@ -61,9 +52,7 @@ async def remove(leftovers: Leftovers) -> CleanupReport:
 
 async def _remove_rules(leftovers: Leftovers, report: CleanupReport) -> None:
     variants = {str(variant): variant for variant in VARIANTS}
-    for table in leftovers.tables:
-        if not (table.rules or table.chains):
-            continue
+    for table in [table for table in leftovers.tables if table.rules or table.chains]:
         variant = variants[table.variant]
         with report.step(f"{variant} table {table.table}"):
             if f"{variant} {table.table}" in leftovers.fixed:
@@ -72,17 +61,16 @@ async def _remove_rules(leftovers: Leftovers, report: CleanupReport) -> None:
             if variant.name == "legacy":
                 await XtablesTools().delete(variant, table.table, list(rules), list(chains))
             else:
+                of_kernel = Table(variant.family, table.table)
                 async with Nftables() as nftables:
-                    part = await remove_nft_rules(
-                        nftables, Table(variant.family, table.table), OTHER_PROXIES[leftovers.proxy]
-                    )
+                    part = await remove_nft_rules(nftables, of_kernel, OTHER_PROXIES[leftovers.proxy])
                 rules, chains = tuple(rule.text for rule in part.rules), part.chains
             report.add(*(f"delete {variant} rule of table {table.table}: {rule}" for rule in rules))
             if chains:
                 report.add(f"delete {variant} chains of table {table.table}: {' '.join(chains)}")
 
 
-async def remove_nft_rules(nftables: Transactions, table: Table, proxy: OtherProxy) -> ProxyPart:
+async def remove_nft_rules(nftables: Nftables, table: Table, proxy: OtherProxy) -> ProxyPart:
     """Delete the proxy's part of a table that iptables-nft has made, all of it at one moment; returns what it was.
 
     The kernel refuses the transaction if any program has changed anything since the table was read, and it is read

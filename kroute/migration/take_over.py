@@ -98,12 +98,18 @@ async def look(proxy: OtherProxy, settings: Settings, node_ports: PortRange) -> 
 
 
 async def take_over(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
-    """Perform the step that is due. Raises RefusalError, KernelError, LedgerError or StateDirectoryError."""
+    """Perform the step that is due, beside an agent the second one.
+
+    Raises RefusalError, KernelError, LedgerError or StateDirectoryError.
+    """
     try:
         with StateDirectory.claim(settings.state_dir):
             return await _adopt(proxy, settings, options)
     except StateDirectoryInUseError:
-        return await _remove_the_rest(proxy, settings, options)
+        await _wait_for_agent(settings, options)
+        if not options.force:
+            await _refuse_if_it_runs(proxy, look_at_ports=False)
+        return await _remove(proxy, settings, options)
 
 
 async def _adopt(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
@@ -149,14 +155,6 @@ async def _adopt_routes(link: str) -> list[str]:
     return [f"adopt the source route of {change.address}" for change in changes]
 
 
-async def _remove_the_rest(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
-    """Perform the second step."""
-    await _wait_for_agent(settings, options)
-    if not options.force:
-        await _refuse_if_it_runs(proxy, look_at_ports=False)
-    return await _remove(proxy, settings, options)
-
-
 async def _remove(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
     """Remove the other proxy's objects beside an agent that is ready. Raises RefusalError, KernelError, LedgerError."""
     leftovers = await look(proxy, settings, options.node_ports)
@@ -179,10 +177,15 @@ async def _remove(proxy: OtherProxy, settings: Settings, options: TakeOverOption
             f"what was removed came back: {proxy.name} still runs where kroute cannot see it. "
             "Stop it, and run this again"
         )
-    next_step = f"nothing of {proxy.name}'s is left"
-    if report.failed:
-        next_step = f"correct what failed, and run this again: {proxy.name}'s rest is still here"
+    rest = f"correct what failed, and run this again: {proxy.name}'s rest is still here"
+    next_step = rest if report.failed else f"nothing of {proxy.name}'s is left"
     return Outcome(report.undone, report.failed, next_step, leftovers.warnings)
+
+
+_TRANSLATES = (
+    "it has ended, but its legacy iptables rules translate packets before IPVS, and only an image with the iptables "
+    "tools can remove them: docs/deploy.md"
+)
 
 
 class TakeOver:
@@ -202,14 +205,10 @@ class TakeOver:
         for proxy in self._proxies:
             try:
                 leftovers = await look(proxy, self._settings, NODE_PORT_RANGE)
+                why = _TRANSLATES if leftovers.may_translate_first else ""
             except KernelError as error:
                 why = f"it has ended, and what it left cannot be read: {error}"
-                return Sign(proxy.name, why, is_at_work=False)
-            if leftovers.may_translate_first:
-                why = (
-                    "it has ended, but its legacy iptables rules translate packets before IPVS, and only an image with "
-                    "the iptables tools can remove them: docs/deploy.md"
-                )
+            if why:
                 return Sign(proxy.name, why, is_at_work=False)
         return None
 
