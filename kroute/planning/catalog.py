@@ -7,22 +7,16 @@ here awaits, and only one thread uses it. Only the fields that planning reads ar
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
-from typing import assert_never
 
 import msgspec
 
 from kroute.model.addresses import family_of
-from kroute.model.kinds import InitialSync, watched
+from kroute.model.kinds import watched
 from kroute.model.node_facts import ApiFacts, NodeFacts, NodeInterfaces, changed_families, node_facts
 from kroute.model.objects import (
-    Applied,
-    Change,
-    Deleted,
     EndpointSlice,
-    KubernetesObject,
-    Listed,
     Node,
     ObjectKey,
     Pod,
@@ -30,97 +24,63 @@ from kroute.model.objects import (
 )
 from kroute.model.plan import NodePlan, Plan, ServicePlan, VirtualServerKey
 from kroute.model.steps import Batch, Meter, Steps
-from kroute.planning.address_conflicts import AddressClaims, Claimant, ranked
-from kroute.planning.address_owners import API_SERVER, AddressOwners, has_family, has_node_ports
-from kroute.planning.backend_slices import BackendSlice, SlicesOfServices, addresses_of
+from kroute.planning.address_owners import AddressOwners, has_family, has_node_ports
+from kroute.planning.backend_slices import BackendSlice
 from kroute.planning.endpoint_reasons import ServiceView, viewing_service
 from kroute.planning.features import unknown_annotations
 from kroute.planning.frontends import Frontends, frontends_of
-from kroute.planning.interning import interned
 from kroute.planning.plan_node import node_problems, plan_node
 from kroute.planning.plan_service import planning, scheduling_of
+from kroute.planning.service_catalog import ServiceCatalog
 from kroute.planning.weight_facts import WeightSources
 from kroute.settings import Settings
 
 
-class Catalog:
-    """The objects that exist, and the newest plan of each Service.
+class Catalog(ServiceCatalog):
+    """The catalog of a node.
 
     `node` holds the facts that are known before the Node object is seen. `clock` gives seconds.
     """
 
     def __init__(self, settings: Settings, node: NodeFacts, clock: Callable[[], float] = time.monotonic) -> None:
-        self._settings = settings
+        super().__init__(settings, watched(settings), AddressOwners(shared=settings.direct_return))
         self._own = _OwnNode(settings, node)
-        self._initial_sync = InitialSync(watched(settings))
-        self._services: dict[ObjectKey, _Known] = {}
-        self._slices = SlicesOfServices(with_pods=settings.pod_weights)
         self._weights = WeightSources(clock)
-        self._claims = AddressClaims()
-        self._owners = AddressOwners(shared=settings.direct_return)
-        self._plans: dict[ObjectKey, ServicePlan] = {}
-        self._generation = 0
-        self._marked: dict[ObjectKey, bool] = {}
-        """The Services to plan, in the order of their marking. The value is whether the Service's claims may have
-        changed."""
         self._batch: Batch[ObjectKey, Frontends | None, ServicePlan | None] | None = None
 
     @property
     def has_marked(self) -> bool:
         """Whether the node or a Service is to be planned now."""
-        return bool(self._own.is_marked or self._marked or self._weights.has_affected or self._batch is not None)
+        return bool(self._own.is_marked or self.marked or self._weights.has_affected or self._batch is not None)
 
     def next_due(self) -> float | None:
         """In how many seconds a Service is to be planned even if no change arrives; None: there is none."""
         return self._weights.next_due()
 
     @property
-    def ready(self) -> bool:
-        """Whether the initial sync is complete, so that plans are complete."""
-        return self._initial_sync.is_complete
-
-    @property
     def node(self) -> NodeFacts:
         return self._own.facts
-
-    def take(self, changes: Iterable[Change]) -> None:
-        """Store what the watchers saw, in order. Plans nothing."""
-        for change in changes:
-            match change:
-                case Listed(kind):
-                    self._initial_sync.listed(kind)
-                case Applied(item):
-                    self._apply(item)
-                case Deleted(kind, key):
-                    self._delete(kind, key)
-                case _:
-                    assert_never(change)
-
-    def uid_of(self, key: ObjectKey) -> str:
-        """The uid of a Service; empty if no Service of that name exists."""
-        known = self._services.get(key)
-        return known.service.metadata.uid if known is not None else ""
 
     def explaining(self, key: ObjectKey) -> Steps[ServiceView | None]:
         """Explain a Service's plan, or return None if no Service of that name exists."""
         service, slices = self.objects(key)
         if service is None:
             return None
-        node, settings = self.node, self._settings
-        frontends = frontends_of(service, node, settings, self._owners)
-        held, plan = self._claims.held_by_others(key), self._plans.get(key) or ServicePlan(key)
+        node, settings = self.node, self.settings
+        frontends = self.frontends_of(service)
+        held, plan = self.claims.held_by_others(key), self.plans.get(key) or ServicePlan(key)
         facts = yield from self._weights.facts(key, slices, settings.max_backends)
         scheduling = yield from scheduling_of(service, slices, node, settings, facts)
         return (yield from viewing_service(service, slices, node, frontends.served, held, plan, scheduling))
 
     def objects(self, key: ObjectKey) -> tuple[Service | None, tuple[BackendSlice, ...]]:
         """The Service of this name, or None, and its slices as planning reads them."""
-        known = self._services.get(key)
-        return known.service if known is not None else None, self._slices.of(key)
+        known = self.services.get(key)
+        return known.service if known is not None else None, self.slices.of(key)
 
     def holder_of(self, key: VirtualServerKey) -> ObjectKey | None:
         """The Service that has this address and port, or None."""
-        return self._claims.holder(key)
+        return self.claims.holder(key)
 
     def set_interfaces(self, interfaces: NodeInterfaces) -> None:
         """Store the addresses of the node's interfaces.
@@ -145,15 +105,15 @@ class Catalog:
         self._own.is_marked = True
         families = changed_families(before, node)
         if before.node_port_addresses != node.node_port_addresses:
-            self._mark(*[key for key, known in self._services.items() if has_node_ports(known.service)])
+            self.mark(*[key for key, known in self.services.items() if has_node_ports(known.service)])
         for family in families:
-            self._mark(*[key for key, known in self._services.items() if has_family(known.service, family)])
+            self.mark(*[key for key, known in self.services.items() if has_family(known.service, family)])
         if families or (before.pod_cidrs, before.service_ranges) != (node.pod_cidrs, node.service_ranges):
-            self._mark(*self._owners.with_external_ips())  # their family may differ from the ClusterIPs'
-        self._mark(*self._owners.naming((before.own ^ node.own) | (before.needed ^ node.needed)))
-        self._mark(*self._owners.having((before.own ^ node.own) | (before.of_kernel ^ node.of_kernel)))
+            self.mark(*self.owners.with_external_ips())  # their family may differ from the ClusterIPs'
+        self.mark(*self.owners.naming((before.own ^ node.own) | (before.needed ^ node.needed)))
+        self.mark(*self.owners.having((before.own ^ node.own) | (before.of_kernel ^ node.of_kernel)))
         if before.zone != node.zone:
-            self._mark_slices(self._slices.with_hints())
+            self.mark_with_claims(self.slices.with_hints())
 
     def commit(self, limit: int | None = None, work: int | None = None) -> list[Plan]:
         """Plan what is marked.
@@ -172,81 +132,41 @@ class Catalog:
         if not self.ready:
             return []
         if self._weights.has_affected:
-            self._mark_slices(self._weights.take_affected(self._slices.by_service))
+            self.mark_with_claims(self._weights.take_affected(self.slices.by_service))
         meter = Meter(work)
         plans: list[Plan] = []
-        if self._own.is_marked and (own := self._own.newest_plan(self._generation + 1)) is not None:
-            self._generation += 1
+        if self._own.is_marked and (own := self._own.newest_plan(self.generation + 1)) is not None:
+            self.generation += 1
             plans.append(own)
         if self._batch is None:
             self._batch = Batch(self._take_marked(limit, meter))
         if not self._batch.advance(meter, self._planning):
             return plans
         made, self._batch = self._batch.made, None
-        return [*plans, *[self._keep(plan) for plan in made if plan is not None]]
+        return [*plans, *[self.keep(plan) for plan in made if plan is not None]]
 
-    def _keep(self, plan: ServicePlan) -> ServicePlan:
-        """Give the plan its generation and store it."""
-        self._generation += 1
-        plan = msgspec.structs.replace(plan, generation=self._generation)
-        if plan.is_empty:
-            del self._plans[plan.key]
-        else:
-            self._plans[plan.key] = plan
-        return plan
+    def frontends_of(self, service: Service) -> Frontends:
+        return frontends_of(service, self.node, self.settings, self.owners)
 
-    def _mark(self, *keys: ObjectKey) -> None:
-        """Mark these Services to be planned, with claims that may have changed."""
-        for key in keys:
-            self._marked[key] = True
+    def place_service(self, key: ObjectKey, service: Service | None) -> None:
+        super().place_service(key, service)
+        self._weights.place_service(key, service)
 
-    def _apply(self, item: KubernetesObject) -> None:
-        match item:
-            case Service():
-                key = item.key  # all indexes share this one object
-                self._services[key] = _Known(interned(item))
-                self._weights.place_service(key, item)
-                self._mark(key, *self._owners.place_service(key, item))
-            case EndpointSlice():
-                self._place_slice(item.key, item)
-            case Node():
-                self._mark(*self._owners.place_node(item))
-                self._weights.place_node(item.key.name, item)
-                if item.key.name == self._settings.node_name:
-                    self._own.item, self._own.is_marked = item, True  # a problem of its annotations may be gone
-                    self.set_node(self._own.renewed())
-            case Pod():
-                self._weights.place_pod(item.key, item)
-            case _:
-                assert_never(item)
+    def place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
+        super().place_slice(key, piece)
+        if self.settings.pod_weights:
+            self._weights.place_slice(key, *self.slices.named(key))
 
-    def _delete(self, kind: type[KubernetesObject], key: ObjectKey) -> None:
-        """Delete an object. When the Node object of this node is deleted, the node's facts stay as they are."""
-        if kind is Service and self._services.pop(key, None) is not None:
-            self._weights.place_service(key, None)
-            self._mark(key, *self._owners.forget_service(key))
-        elif kind is EndpointSlice:
-            self._place_slice(key, None)
-        elif kind is Node:
-            self._mark(*self._owners.forget_node(key.name))
-            self._weights.place_node(key.name, None)
-        elif kind is Pod:
-            self._weights.place_pod(key, None)
+    def place_node(self, key: ObjectKey, node: Node | None) -> None:
+        """Store a Node. When the Node object of this node is deleted, the node's facts stay as they are."""
+        super().place_node(key, node)
+        self._weights.place_node(key.name, node)
+        if node is not None and key.name == self.settings.node_name:
+            self._own.item, self._own.is_marked = node, True  # a problem of its annotations may be gone
+            self.set_node(self._own.renewed())
 
-    def _place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
-        """Put a slice under the Service that it names, and mark all that this affects."""
-        services = self._slices.place(key, piece)
-        if self._settings.pod_weights:
-            self._weights.place_slice(key, *self._slices.named(key))
-        for service in services:
-            if service == API_SERVER:
-                self._mark(*self._owners.place_api_servers(addresses_of(self._slices.of(service))))
-            self._mark_slices([service])
-
-    def _mark_slices(self, services: Iterable[ObjectKey]) -> None:
-        """Mark Services to be planned, with the claims that they have."""
-        for service in services:
-            self._marked.setdefault(service, False)
+    def place_pod(self, key: ObjectKey, pod: Pod | None) -> None:
+        self._weights.place_pod(key, pod)
 
     def _take_marked(self, limit: int | None, meter: Meter) -> dict[ObjectKey, Frontends | None]:
         """Take marked Services, oldest mark first, and renew their claims.
@@ -255,63 +175,44 @@ class Catalog:
         address moves to or from is taken as well. A Service that does not get an address, and whose plan only has to
         name another holder, waits until all others are planned: many may claim one address.
         """
-        keys = deque(islice(self._marked, limit))
+        keys = deque(islice(self.marked, limit))
         movers: set[ObjectKey] = set()
         due: dict[ObjectKey, Frontends | None] = {}
         while movers or (keys and not (due and meter.spent >= meter.limit)):
             key = movers.pop() if movers else keys.popleft()
-            renews_claims = self._marked.pop(key, False)
+            renews_claims = self.marked.pop(key, False)
             due.setdefault(key, None)
             meter.spent += 1
             if renews_claims:
-                frontends, moved = self._settle_claims(key)
+                frontends, moved = self.renew_claims(key)
                 due[key] = frontends
                 meter.spent += len(frontends.served) if frontends is not None else 0
                 movers |= moved - due.keys()
-        if not self._marked:
-            losers = self._claims.take_losers() - due.keys()
+        if not self.marked:
+            losers = self.claims.take_losers() - due.keys()
             due.update(dict.fromkeys(losers if limit is None else ()))
             # A new dict: one that was large stays slow to iterate over.
-            self._marked = dict.fromkeys(losers if limit is not None else (), False)
+            self.marked = dict.fromkeys(losers if limit is not None else (), False)
         return due
-
-    def _settle_claims(self, key: ObjectKey) -> tuple[Frontends | None, set[ObjectKey]]:
-        """Renew the claims of a Service. Returns its frontends, and the Services that an address moves to or from."""
-        known = self._services.get(key)
-        if known is None:
-            return None, self._claims.withdraw(key)
-        service = known.service
-        known.frontends = frontends_of(service, self._own.facts, self._settings, self._owners)
-        moved = self._claims.claim(Claimant.of(key, service), ranked(service, known.frontends.served))
-        return known.frontends, moved
 
     def _planning(self, key: ObjectKey, frontends: Frontends | None) -> Steps[ServicePlan | None]:
         """Plan a Service. The result is None if the plan equals the previous one."""
         plan = yield from self._newest(key, frontends)
-        before = self._plans.get(key)
+        before = self.plans.get(key)
         if before is None:
             return None if plan.is_empty else plan
         yield sum([len(server.real_servers) for server in plan.virtual_servers]) // 4 + len(plan.set_entries) // 4
         return None if plan.same_as(before) else plan.sharing_parts_of(before)
 
     def _newest(self, key: ObjectKey, frontends: Frontends | None) -> Steps[ServicePlan]:
-        known, slices = self._services.get(key), self._slices.of(key)
+        known, slices = self.services.get(key), self.slices.of(key)
         if known is None:
             return ServicePlan(key)
-        service, node, settings = known.service, self._own.facts, self._settings
-        held = self._claims.held_by_others(key)
-        frontends = frontends or known.frontends
-        if frontends is None:  # the Service has changed since its claims were settled
-            frontends = self._claims.claimed(key, frontends_of(service, node, settings, self._owners))
+        service, node, settings = known.service, self.node, self.settings
+        held = self.claims.held_by_others(key)
+        frontends = frontends or self.claimed_frontends(key, known)
         facts = yield from self._weights.facts(key, slices, settings.max_backends)
-        return (yield from planning(service, slices, node, settings, held, frontends, facts, self._owners))
-
-
-class _Known(msgspec.Struct):
-    """A Service, and the frontends for which its claims were last settled; None: it has changed since."""
-
-    service: Service
-    frontends: Frontends | None = None
+        return (yield from planning(service, slices, node, settings, held, frontends, facts, self.owners))
 
 
 class _OwnNode:

@@ -34,7 +34,6 @@ MANY_ATTRIBUTES: dict[str, int] = {
     "director: DirectRouting": 15,
     "director: Director": 16,
     "director: DirectorAddresses": 13,
-    "director: DirectorCatalog": 18,
     "director: Election": 21,
     "reconcile: Controller": 13,
     "reconcile: Ledger": 17,

@@ -157,8 +157,8 @@ class TestSteps:
 
     def test_nodes_that_come_and_go_mark_the_services_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made, asked = catalog(LARGE), []
-        with_external_ips = made._owners.with_external_ips
-        monkeypatch.setattr(made._owners, "with_external_ips", lambda: asked.append(1) or with_external_ips())
+        with_external_ips = made.owners.with_external_ips
+        monkeypatch.setattr(made.owners, "with_external_ips", lambda: asked.append(1) or with_external_ips())
         made.take([Applied(it) for it in nodes(300)])
         assert size(only(made.commit())) == 50_000 // 300 * 300
         assert len(asked) == 1

@@ -367,7 +367,7 @@ def test_a_heart_beat_of_a_node_changes_nothing() -> None:
     made = catalog(service(), *NODES)
     made.commit()
     made.take([Applied(node(1))])
-    assert made._dirty == {}
+    assert made.marked == {}
     made.take([Deleted(Node, ObjectKey("", "n1"))])
     assert real_servers(only(made.commit())).keys() == {"10.0.0.2", "10.0.0.3"}
 

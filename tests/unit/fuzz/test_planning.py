@@ -52,7 +52,7 @@ def catalog_with_victims() -> Catalog:
 
 
 def plans_of(catalog: Catalog) -> dict[str, ServicePlan]:
-    return {name: catalog._plans[ObjectKey("default", name)] for name in NAMES}
+    return {name: catalog.plans[ObjectKey("default", name)] for name in NAMES}
 
 
 def assert_bounded(plan: ServicePlan) -> None:
@@ -85,7 +85,7 @@ def test_victims_keep_their_plans_and_everything_is_bounded(items: list[Kubernet
         catalog.take([Deleted(type(item), item.key) for item in items])
         while catalog.has_marked:
             catalog.commit(64, WORK)
-        assert catalog._plans.keys() == {ObjectKey("default", name) for name in NAMES}
+        assert catalog.plans.keys() == {ObjectKey("default", name) for name in NAMES}
         assert plans_of(catalog) == before
 
 
@@ -122,7 +122,7 @@ def test_what_is_kept_does_not_depend_on_the_order(items: list[KubernetesObject]
         catalog.take(map(Applied, sequence))
         while catalog.has_marked:
             catalog.commit(64, WORK if sequence is other else NO_BOUND)
-        found.append(catalog._plans)
+        found.append(catalog.plans)
     one, two = found
     assert one.keys() == two.keys()
     assert all(plan.same_as(two[key]) for key, plan in one.items())

@@ -75,7 +75,7 @@ class TestVirtualServers:
         found = plan(service("web", external_ips=["bad"] * count))
         assert reasons(found) == ["TooManyVirtualServers", "InvalidExternalIP"]
         catalog = listed(service("web", external_ips=external(count)))
-        assert len(catalog._plans[service("web").key].vips) == MOST_ADDRESSES + 1
+        assert len(catalog.plans[service("web").key].vips) == MOST_ADDRESSES + 1
 
     def test_so_many_ports_are_looked_at(self) -> None:
         found = plan(service("web", ports=[port(-number) for number in range(60_000)]))
@@ -226,7 +226,7 @@ class TestSteps:
         whole, sliced = listed(*items, max_virtual_servers=1000), listed(max_virtual_servers=1000)
         sliced.take(map(Applied, items))
         pieces(sliced, 100)
-        assert {key: it.same_as(whole._plans[key]) for key, it in sliced._plans.items()} == dict.fromkeys(
+        assert {key: it.same_as(whole.plans[key]) for key, it in sliced.plans.items()} == dict.fromkeys(
             [self.GREEDY.key, VICTIM.key], True
         )
 

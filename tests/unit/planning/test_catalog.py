@@ -405,9 +405,9 @@ def test_nothing_is_kept_of_objects_that_went() -> None:
     catalog = listed(service(), piece, node(("InternalIP", NODE_IPV4), ("InternalIP", NODE_IPV6), name=NODE))
     delete(catalog, piece)
     delete(catalog, service())
-    slices = catalog._slices
-    kept = (catalog._services, slices._slices, slices._service_of, catalog._plans, catalog._marked)
+    slices = catalog.slices
+    kept = (catalog.services, slices._slices, slices._service_of, catalog.plans, catalog.marked)
     assert [list(it) for it in kept] == [[], [], [], [], []]
-    assert (catalog._claims._claimants, catalog._claims._claims) == ({}, {})
-    owners = catalog._owners
+    assert (catalog.claims._claimants, catalog.claims._claims) == ({}, {})
+    owners = catalog.owners
     assert [(it._addresses, it._owners) for it in (owners._cluster_ips, owners._external_ips)] == [({}, {})] * 2

@@ -90,15 +90,15 @@ def test_endpoints_that_differ_by_their_address_alone_share_the_rest() -> None:
 
 def test_real_servers_of_plans_are_those_of_the_slices() -> None:
     catalog = listed(service(ports=[port(80), port(81)]), endpoint_slice("web-1", "10.244.1.5"))
-    [kept] = catalog._slices.of(service().key)
+    [kept] = catalog.slices.of(service().key)
     [port_of_slice] = kept.ports
-    plan = catalog._plans[service().key]
+    plan = catalog.plans[service().key]
     assert all(server.real_servers[0] is port_of_slice.real_servers[0] for server in plan.virtual_servers)
 
 
 def test_what_a_new_version_of_a_slice_leaves_as_it_was_stays_the_same_object() -> None:
     catalog = listed(service(), endpoint_slice("web-1", "10.244.1.5", "10.244.1.6"))
-    before = catalog._plans[service().key]
+    before = catalog.plans[service().key]
     after = changed(catalog, endpoint_slice("web-1", "10.244.1.5", "10.244.1.7"))
     assert after.virtual_servers[0].real_servers[0] is before.virtual_servers[0].real_servers[0]
     assert after.virtual_servers[0].key is before.virtual_servers[0].key
@@ -108,7 +108,7 @@ def test_what_a_new_version_of_a_slice_leaves_as_it_was_stays_the_same_object() 
 
 def test_what_a_new_version_of_a_service_leaves_as_it_was_stays_the_same_object() -> None:
     catalog = listed(service(ports=[80]), endpoint_slice("web-1", "10.244.1.5"))
-    before = catalog._plans[service().key]
+    before = catalog.plans[service().key]
     after = changed(catalog, service(ports=[80, 81]))
     assert after.virtual_servers[0] is before.virtual_servers[0]
     assert {id(entry) for entry in before.set_entries} < {id(entry) for entry in after.set_entries}

@@ -197,5 +197,5 @@ class TestOwnersThatChange:
         made.take([Deleted(Service, key) for key in (ObjectKey("default", "web"), VICTIM.key)])
         made.take([Deleted(Node, item.key) for item in NODES])
         made.commit()
-        indexes = (made._owners._nodes, made._owners._cluster_ips, made._owners._external_ips)
+        indexes = (made.owners._nodes, made.owners._cluster_ips, made.owners._external_ips)
         assert [(index._addresses, index._owners) for index in indexes] == [({}, {})] * 3

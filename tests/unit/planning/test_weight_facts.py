@@ -67,7 +67,7 @@ def test_a_nodes_weight_concerns_the_services_on_it() -> None:
 
 
 def scheduler_of(made: Catalog, name: str) -> str:
-    [server] = made._plans[service(name).key].virtual_servers
+    [server] = made.plans[service(name).key].virtual_servers
     return server.scheduler
 
 
@@ -90,7 +90,7 @@ def test_the_weight_of_a_node_or_a_pod_implies_wrr_where_nothing_chooses_a_sched
     made.take([Applied(service("s1", "10.96.1.1", annotations={"kroute.io/scheduler": "worst"}))])
     made.commit()
     assert scheduler_of(made, "s1") == "wrr"
-    assert "is not a scheduler; wrr serves" in made._plans[service("s1").key].problems[0].message
+    assert "is not a scheduler; wrr serves" in made.plans[service("s1").key].problems[0].message
     made.take([Applied(node(name="node1", labels={WEIGHT: "0"})), Deleted(Pod, pod("p2", "5").key)])
     made.commit()
     assert [scheduler_of(made, name) for name in names] == ["rr", "rr", "lc"]
@@ -173,7 +173,7 @@ def test_a_slice_costs_its_own_pods_and_not_those_of_the_other_slices() -> None:
 def test_without_the_setting_nothing_is_kept_of_pods() -> None:
     made = cluster(pod_weights=False)
     assert planned(made, pod("p3", "5")) == []
-    assert all(not piece.pods for slices in made._slices.by_service.values() for piece in slices)
+    assert all(not piece.pods for slices in made.slices.by_service.values() for piece in slices)
 
 
 def test_nothing_is_kept_of_what_went() -> None:
