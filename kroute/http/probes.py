@@ -28,9 +28,14 @@ _LAG = 0.02
 
 
 class ProbeState:
-    """The verdict from a row of results. The first result counts at once, since no better one is known."""
+    """A probe in use: the namespaces that ask for it, whether it waits for its turn, and its verdict.
+
+    The verdict is made from a row of results. The first result counts at once, since no better one is known.
+    """
 
     def __init__(self, settings: ProbeSettings) -> None:
+        self.namespaces: frozenset[str] = frozenset()
+        self.is_waiting = True
         self.passes: bool | None = None
         self._settings = settings
         self._contrary = 0
@@ -50,15 +55,6 @@ class ProbeState:
         return True
 
 
-class _Asked:
-    """A probe in use: the namespaces that ask for it, its verdict, and whether it waits for its turn."""
-
-    def __init__(self, settings: ProbeSettings) -> None:
-        self.namespaces: frozenset[str] = frozenset()
-        self.state = ProbeState(settings)
-        self.is_waiting = False
-
-
 class Probes:
     """Runs the probes. `notify` is called in the event loop whenever `failing` or `settled` may have changed.
 
@@ -72,10 +68,10 @@ class Probes:
         self._settings = settings
         self._notify = notify
         self._pause = 1 / most_a_second
-        self._asked: dict[Probe, _Asked] = {}
-        self._later: list[tuple[float, int, Probe, _Asked]] = []
+        self._asked: dict[Probe, ProbeState] = {}
+        self._later: list[tuple[float, int, Probe, ProbeState]] = []
         self._number = count()
-        self._turns: dict[str, deque[tuple[Probe, _Asked]]] = {}
+        self._turns: dict[str, deque[tuple[Probe, ProbeState]]] = {}
         self._due = asyncio.Event()
         self._unknown: set[Probe] = set()
         self._failing: set[Probe] = set()
@@ -98,7 +94,7 @@ class Probes:
     def passes(self, probe: Probe) -> bool | None:
         """The verdict; None: no result yet, or the probe is not wanted."""
         asked = self._asked.get(probe)
-        return asked.state.passes if asked is not None else None
+        return asked.passes if asked is not None else None
 
     def want(self, changed: Mapping[Probe, frozenset[str]]) -> None:
         """Run each of these probes for these namespaces from now on; for none: stop it. Others go on as they are."""
@@ -108,11 +104,10 @@ class Probes:
                 self._unknown.discard(probe)
                 self._failing.discard(probe)
                 continue
-            asked = self._asked.get(probe)
-            if asked is None:
-                asked = self._asked[probe] = _Asked(self._settings)
+            if probe not in self._asked:
+                self._asked[probe] = ProbeState(self._settings)
                 self._unknown.add(probe)
-                asked.is_waiting = True
+            asked = self._asked[probe]
             if asked.is_waiting:
                 self._queue(probe, asked, namespaces - asked.namespaces)
             asked.namespaces = namespaces
@@ -132,12 +127,14 @@ class Probes:
                     await asyncio.sleep(turn - loop.time())
                 group.create_task(self._make(probe, asked), name=f"probe {probe}")
 
-    async def _next(self) -> tuple[Probe, _Asked]:
+    async def _next(self) -> tuple[Probe, ProbeState]:
         """The next probe that is due, of the namespace whose turn has been over for longest."""
         while True:
             now = asyncio.get_running_loop().time()
             while self._later and self._later[0][0] <= now:
-                self._line_up(*heappop(self._later)[2:])
+                _, _, probe, asked = heappop(self._later)
+                asked.is_waiting = True
+                self._queue(probe, asked, asked.namespaces)
             while self._turns:
                 namespace = next(iter(self._turns))
                 queue = self._turns.pop(namespace)
@@ -152,16 +149,12 @@ class Probes:
                 async with asyncio.timeout_at(self._later[0][0] if self._later else None):
                     await self._due.wait()
 
-    def _line_up(self, probe: Probe, asked: _Asked) -> None:
-        asked.is_waiting = True
-        self._queue(probe, asked, asked.namespaces)
-
-    def _queue(self, probe: Probe, asked: _Asked, namespaces: Iterable[str]) -> None:
+    def _queue(self, probe: Probe, asked: ProbeState, namespaces: Iterable[str]) -> None:
         for namespace in namespaces:
             self._turns.setdefault(namespace, deque()).append((probe, asked))
         self._due.set()
 
-    async def _make(self, probe: Probe, asked: _Asked) -> None:
+    async def _make(self, probe: Probe, asked: ProbeState) -> None:
         """Make a check and note its result. Have the next one made after the interval."""
         try:
             reason = await check(probe, self._settings.timeout)
@@ -178,10 +171,10 @@ class Probes:
             heappush(self._later, (due, next(self._number), probe, asked))
             self._due.set()
 
-    def _take(self, probe: Probe, asked: _Asked, reason: str | None) -> None:
+    def _take(self, probe: Probe, asked: ProbeState, reason: str | None) -> None:
         """Note a result: None, or why it is a failure."""
-        was = asked.state.passes
-        if not asked.state.take(reason is None):
+        was = asked.passes
+        if not asked.take(reason is None):
             return
         self._unknown.discard(probe)
         if reason is None:

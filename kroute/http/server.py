@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from errno import EADDRINUSE
+from functools import partial
 from http import HTTPStatus
 from typing import cast
 
@@ -41,14 +42,18 @@ Report = Callable[[Problem], None]
 
 
 class BriefHttpServer:
-    """Answers on any number of ports. `seconds` is in place of CONNECTION_SECONDS.
+    """Answers on any number of ports, and limits how many connections there are and how long they last.
 
-    `budget` is that of all these ports together; by default no other server has it.
+    `seconds` is in place of CONNECTION_SECONDS. `budget` is that of all these ports together; by default no other
+    server has it.
     """
 
     def __init__(self, answer: Answer, seconds: float | None = None, budget: Budget | None = None) -> None:
-        self._connections = _Connections(answer, seconds)
+        self._make_answer = answer
+        self._seconds = seconds
         self._budget = budget or Budget()
+        self._is_lacking = False
+        self._open: dict[_Connection, asyncio.TimerHandle] = {}
 
     async def listen(self, address: str, port: int) -> asyncio.Server:
         """Answer on this port of `address`, or of every address if it is empty.
@@ -63,7 +68,7 @@ class BriefHttpServer:
         else:
             listener = socket.create_server(("", port))
         fair = FairListener(listener, self._budget)
-        return await asyncio.get_running_loop().create_server(self._connections.new, sock=fair)
+        return await asyncio.get_running_loop().create_server(partial(_Connection, self), sock=fair)
 
     async def close(self, servers: Collection[asyncio.Server]) -> None:
         """Stop listening. Clients that are connected still get their answer.
@@ -80,65 +85,46 @@ class BriefHttpServer:
 
     def cut_connections(self) -> None:
         """Close all connections at once, whether answered or not."""
-        self._connections.cut_all()
-
-
-class _Connections:
-    """Limits how many connections there are and how long they last, whatever the clients do."""
-
-    def __init__(self, answer: Answer, seconds: float | None) -> None:
-        self._answer = answer
-        self._is_lacking = False
-        self._seconds = seconds
-        self._open: dict[_Connection, asyncio.TimerHandle] = {}
-
-    def new(self) -> "_Connection":
-        return _Connection(self)
+        for connection in list(self._open):
+            self._cut(connection)
 
     async def answer(self, request: Request) -> Response:
+        """The answer, also if making it fails: lack of a resource is no defect, and is one line however many ask."""
         try:
-            response = await self._answer(request)
+            response = await self._make_answer(request)
             self._is_lacking = False
-        except Exception as error:  # noqa: BLE001  a defect ends neither the server nor kroute
-            response = self._failure(request, error)
+        except Exception as error:  # a defect ends neither the server nor kroute
+            next_step = exhaustion(error)
+            if next_step is None:
+                log.exception("request.failed", path=request.path)
+                return Response(HTTPStatus.INTERNAL_SERVER_ERROR)
+            if not self._is_lacking:
+                what = f"answering {request.path}"
+                log.warning("resources.exhausted", what=what, error=str(error), next_step=next_step)
+            self._is_lacking = True
+            return Response(HTTPStatus.SERVICE_UNAVAILABLE)
         return response
 
-    def _failure(self, request: Request, error: Exception) -> Response:
-        """The answer to a request that failed. Want of a resource is no defect, and is one line however many ask."""
-        next_step = exhaustion(error)
-        if next_step is None:
-            log.exception("request.failed", path=request.path)
-            return Response(HTTPStatus.INTERNAL_SERVER_ERROR)
-        if not self._is_lacking:
-            log.warning("resources.exhausted", what=f"answering {request.path}", error=str(error), next_step=next_step)
-        self._is_lacking = True
-        return Response(HTTPStatus.SERVICE_UNAVAILABLE)
-
     def opened(self, connection: "_Connection") -> None:
+        """Take a connection in. If there are too many, the oldest one of the client that has the most is closed."""
         if len(self._open) == MOST_CONNECTIONS:
-            self._cut(self._surplus())
+            [(client, _)] = Counter(known.client for known in self._open).most_common(1)
+            self._cut(next(known for known in self._open if known.client == client))
         self._give_time(connection)
 
     def asked(self, connection: "_Connection") -> None:
+        """Give a connection whose request has arrived the time to read the answer."""
         self._open[connection].cancel()
         self._give_time(connection)
+
+    def closed(self, connection: "_Connection") -> None:
+        """Forget a connection that has ended."""
+        if connection in self._open:
+            self._open.pop(connection).cancel()
 
     def _give_time(self, connection: "_Connection") -> None:
         seconds = CONNECTION_SECONDS if self._seconds is None else self._seconds
         self._open[connection] = asyncio.get_running_loop().call_later(seconds, self._cut, connection)
-
-    def _surplus(self) -> "_Connection":
-        """The oldest connection of the client that has the most."""
-        [(client, _)] = Counter(connection.client for connection in self._open).most_common(1)
-        return next(connection for connection in self._open if connection.client == client)
-
-    def closed(self, connection: "_Connection") -> None:
-        if connection in self._open:
-            self._open.pop(connection).cancel()
-
-    def cut_all(self) -> None:
-        for connection in list(self._open):
-            self._cut(connection)
 
     def _cut(self, connection: "_Connection") -> None:
         self._open.pop(connection).cancel()
@@ -152,18 +138,18 @@ class _Connection(asyncio.Protocol):
     _transport: asyncio.Transport
     _exchange: ServerExchange
 
-    def __init__(self, connections: _Connections) -> None:
-        self._connections = connections
+    def __init__(self, server: BriefHttpServer) -> None:
+        self._server = server
         self._answering: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.client = client_of(transport.get_extra_info("peername", ("::1", 0))[0])
         self._exchange = ServerExchange(transport.get_extra_info("sockname", ("", 0))[1])
-        self._connections.opened(self)
+        self._server.opened(self)
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._connections.closed(self)
+        self._server.closed(self)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -173,7 +159,7 @@ class _Connection(asyncio.Protocol):
             return
         if request is not None:
             self._transport.pause_reading()
-            self._connections.asked(self)
+            self._server.asked(self)
             self._answering = asyncio.get_running_loop().create_task(self._answer(request))
 
     def eof_received(self) -> bool:
@@ -181,7 +167,7 @@ class _Connection(asyncio.Protocol):
         return self._answering is not None
 
     async def _answer(self, request: Request) -> None:
-        self._end(await self._connections.answer(request))
+        self._end(await self._server.answer(request))
 
     def _end(self, response: Response) -> None:
         self._transport.write(self._exchange.answer(response))
