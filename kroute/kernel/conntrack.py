@@ -54,10 +54,10 @@ PackedEndpoint: TypeAlias = tuple[bytes, bytes]
 
 
 MODULE = "nf_conntrack_netlink"
-WRITE_SLICE = 256
-"""How many deletions are encoded before other tasks run."""
 FILTERING_KERNEL = (5, 8)
 """From this version on the kernel compares the addresses and ports of a dump's CTA_FILTER."""
+EVERYTHING = ((b"", b""),)
+"""The filter that lets all UDP flows pass: of any address and any port."""
 MOST_FILTERS = 8
 """So many dumps of one destination each are cheaper than one of all, unless there are only some hundred flows.
 
@@ -123,7 +123,7 @@ class Conntrack(NetlinkClient):
                 except KernelError as error:
                     if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:
                         raise
-            return await self._dump(encode_dump(family), wanted)
+            return await self._dump_each(family, EVERYTHING, wanted)
         except KernelError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -135,26 +135,18 @@ class Conntrack(NetlinkClient):
 
         A refusal does not stop the others. Refused: EBUSY while a flow is offloaded to a flow table.
         """
-        failures: list[Failure[DeleteFlow]] = []
-        for start in range(0, len(flows), WRITE_SLICE):
-            part = flows[start : start + WRITE_SLICE]
-            refused = await self._netlink.transact([encode_delete(flow) for flow in part])
-            failures += [
-                Failure(DeleteFlow(part[index]), number) for index, number in refused.items() if number != errno.ENOENT
-            ]
-        return failures
+        deletions = [DeleteFlow(flow) for flow in flows]
+        return await self._write_each(deletions, lambda deletion: encode_delete(deletion.flow), {errno.ENOENT})
 
     async def _dump_each(
         self, family: int, filters: Iterable[tuple[bytes, bytes]], wanted: frozenset[PackedEndpoint]
     ) -> list[Flow]:
         flows: list[Flow] = []
         for address, port in filters:
-            flows += await self._dump(encode_dump(family, address, port), wanted)
+            request = encode_dump(family, address, port)
+            flows += await self._netlink.request(request, lambda payload: parse_flow(payload, wanted))
             await asyncio.sleep(0)
         return flows
-
-    async def _dump(self, request: bytes, wanted: frozenset[PackedEndpoint]) -> list[Flow]:
-        return await self._netlink.request(request, lambda payload: parse_flow(payload, wanted))
 
 
 def _filters(family: int, wanted: Iterable[PackedEndpoint]) -> list[tuple[bytes, bytes]]:

@@ -6,6 +6,7 @@ import errno
 import socket
 import struct
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.digest import Digest
@@ -22,8 +23,8 @@ from kroute.kernel.netlink.message import (
     attributes,
     iterate_messages,
     message,
+    number_in,
     pack_address,
-    to_u32,
     u32,
     unpack_address,
 )
@@ -214,8 +215,7 @@ class Addresses(NetlinkClient):
         return failures
 
     async def _send(self, index: int, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
-        refused = await self._netlink.transact([_encode(index, change) for change in changes])
-        return [Failure(changes[at], number) for at, number in refused.items()]
+        return await self._write_each(changes, partial(_encode, index))
 
     async def _delete_arriving_kernel_routes(self, index: int, pending: set[str], arrivals: AddressArrivals) -> None:
         """Delete the kernel's routes as they appear. One that appears after the last wait stays until a resync."""
@@ -303,7 +303,7 @@ def parse_address(payload: bytes, names: dict[int, str]) -> InterfaceAddress | N
     if packed is None:
         return None
     peer = found.get(IFA_ADDRESS, packed)
-    flags = to_u32(found[IFA_FLAGS]) if IFA_FLAGS in found else short_flags
+    flags = number_in(found, IFA_FLAGS, short_flags)
     return InterfaceAddress(
         name,
         unpack_address(packed),

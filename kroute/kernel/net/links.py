@@ -2,6 +2,7 @@
 
 import errno
 import socket
+from socket import AF_INET6, AF_UNSPEC
 
 import msgspec
 
@@ -26,8 +27,6 @@ from kroute.kernel.netlink.rtnetlink import (
     interface_index,
 )
 
-AF_UNSPEC = 0
-AF_INET6 = 10
 DUMMY = "dummy"
 
 

@@ -13,7 +13,6 @@ from kroute.kernel.netlink.message import (
     HEADER,
     NLM_F_DUMP,
     attributes,
-    iterate_attributes,
     message,
     unpack_address,
 )
@@ -99,7 +98,7 @@ def parse_next_hops(payload: bytes) -> list[str]:
         length = _NEXT_HOP.unpack_from(rest)[0]
         if length < _NEXT_HOP.size:
             break
-        hops += _gateways(dict(iterate_attributes(rest[:length], _NEXT_HOP.size)))
+        hops += _gateways(attributes(rest[:length], _NEXT_HOP.size))
         rest = rest[length + 3 & ~3 :]
     return hops
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kroute.kernel.errors import Failure, none_if_refused
 from kroute.kernel.netlink.client import NetlinkClient
-from kroute.kernel.netlink.message import NLM_F_DUMP, attributes, message, to_u32, unpack_address
+from kroute.kernel.netlink.message import attributes, message, number_in, to_u32, unpack_address
 from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
 from kroute.kernel.netlink.rtnetlink import (
     ROUTE_HEADER,
@@ -20,6 +20,7 @@ from kroute.kernel.netlink.rtnetlink import (
     RTM_DELROUTE,
     RTM_GETROUTE,
     RTN_LOCAL,
+    listing,
 )
 
 RTM_NEWRULE, RTM_DELRULE, RTM_GETRULE = 32, 33, 34
@@ -72,46 +73,45 @@ class PolicyRouting(NetlinkClient):
         """All rules of both families."""
         found: list[PolicyRule] = []
         for family in FAMILIES:
-            query = message(RTM_GETRULE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
             # a kernel without IPv6 refuses to list its rules
             lacks_family = (errno.EAFNOSUPPORT,) if family == socket.AF_INET6 else ()
-            found += await none_if_refused(self._netlink.request(query, _parse_rule), *lacks_family) or ()
+            request = self._netlink.request(listing(RTM_GETRULE, family), _parse_rule)
+            found += await none_if_refused(request, *lacks_family) or ()
         return [rule for family in FAMILIES for rule in found if rule.family == family]
 
     async def routes(self, tables: Collection[int]) -> list[TableRoute]:
         names = dict(socket.if_nameindex())
         found: list[TableRoute] = []
         for family in FAMILIES:
-            query = message(RTM_GETROUTE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
-            routes = await self._netlink.request(query, lambda payload: _parse_route(payload, names))
+            routes = await self._netlink.request(
+                listing(RTM_GETROUTE, family), lambda payload: _parse_route(payload, names)
+            )
             found += [route for route in routes if route.family == family and route.table in tables]
         return found
 
     async def delete(self, things: Sequence[PolicyRule | TableRoute]) -> list[Failure[PolicyRule | TableRoute]]:
         """Delete rules and routes. One that no longer exists is no failure."""
-        kinds = {PolicyRule: RTM_DELRULE, TableRoute: RTM_DELROUTE}
-        refused = await self._netlink.transact([message(kinds[type(thing)], 0, thing.payload) for thing in things])
-        return [
-            Failure(things[at], number) for at, number in refused.items() if number not in {errno.ESRCH, errno.ENOENT}
-        ]
+        return await self._write_each(things, _deletion, {errno.ESRCH, errno.ENOENT})
+
+
+def _deletion(thing: PolicyRule | TableRoute) -> bytes:
+    return message(RTM_DELRULE if isinstance(thing, PolicyRule) else RTM_DELROUTE, 0, thing.payload)
 
 
 def _parse_rule(payload: bytes) -> PolicyRule:
     family, _, _, _, table, *_ = ROUTE_HEADER.unpack_from(payload)
     found = attributes(payload, ROUTE_HEADER.size)
     mark = to_u32(found[FRA_FWMARK]) if FRA_FWMARK in found else None
-    priority = to_u32(found[FRA_PRIORITY]) if FRA_PRIORITY in found else 0
-    mask = to_u32(found[FRA_FWMASK]) if FRA_FWMASK in found else WHOLE_MARK
-    return PolicyRule(family, priority, mark, to_u32(found[FRA_TABLE]) if FRA_TABLE in found else table, payload, mask)
+    priority, mask = number_in(found, FRA_PRIORITY), number_in(found, FRA_FWMASK, WHOLE_MARK)
+    return PolicyRule(family, priority, mark, number_in(found, FRA_TABLE, table), payload, mask)
 
 
 def _parse_route(payload: bytes, names: dict[int, str]) -> TableRoute:
     family, length, _, _, table, _, _, kind, _ = ROUTE_HEADER.unpack_from(payload)
     found = attributes(payload, ROUTE_HEADER.size)
     destination = f"{unpack_address(found[RTA_DST])}/{length}" if RTA_DST in found else "default"
-    interface = names.get(to_u32(found[RTA_OIF]), "") if RTA_OIF in found else ""
-    number = to_u32(found[RTA_TABLE]) if RTA_TABLE in found else table
-    return TableRoute(family, number, destination, interface, kind == RTN_LOCAL, payload)
+    interface = names.get(number_in(found, RTA_OIF), "")
+    return TableRoute(family, number_in(found, RTA_TABLE, table), destination, interface, kind == RTN_LOCAL, payload)
 
 
 def _name(family: int) -> str:

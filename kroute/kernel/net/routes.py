@@ -25,6 +25,7 @@ from kroute.kernel.netlink.message import (
     attribute,
     attributes,
     message,
+    number_in,
     pack_address,
     to_u32,
     u32,
@@ -240,7 +241,7 @@ def parse_route(payload: bytes) -> tuple[int, LocalRoute] | None:
     if RTA_OIF not in found:
         return None
     source = unpack_address(found[RTA_PREFSRC]) if RTA_PREFSRC in found else None
-    metric = to_u32(found[RTA_PRIORITY]) if RTA_PRIORITY in found else 0
+    metric = number_in(found, RTA_PRIORITY)
     return to_u32(found[RTA_OIF]), LocalRoute(unpack_address(found[RTA_DST]), source, metric)
 
 
@@ -288,6 +289,6 @@ class RouteLookup(NetlinkClient):
 def _parse_way(payload: bytes) -> Way:
     kind = ROUTE_HEADER.unpack_from(payload)[7]
     found = attributes(payload, ROUTE_HEADER.size)
-    index = to_u32(found[RTA_OIF]) if RTA_OIF in found else 0
+    interface = dict(socket.if_nameindex()).get(number_in(found, RTA_OIF), "")
     source = unpack_address(found[RTA_PREFSRC]) if RTA_PREFSRC in found else None
-    return Way(kind == RTN_LOCAL, dict(socket.if_nameindex()).get(index, ""), source)
+    return Way(kind == RTN_LOCAL, interface, source)

@@ -9,7 +9,8 @@ the answer's own, which has none), and finds the route to the internet as for an
 
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kroute.kernel.errors import Failure, KernelError, none_if_refused, raise_refusal
@@ -28,13 +29,13 @@ from kroute.kernel.net.policy_routing import (
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
     NLM_F_CREATE,
-    NLM_F_DUMP,
     NLM_F_EXCL,
+    address_family,
     attribute,
     attributes,
     message,
+    number_in,
     pack_address,
-    to_u32,
     u8,
     u32,
     unpack_address,
@@ -51,6 +52,7 @@ from kroute.kernel.netlink.rtnetlink import (
     RTM_NEWROUTE,
     RTN_LOCAL,
     interface_index,
+    listing,
 )
 
 PROTOCOL = 107
@@ -80,8 +82,7 @@ class Steering(NetlinkClient):
         """The addresses in the table. The kernel lists no other table, which may have all routes of the internet."""
         found: list[str] = []
         for family in FAMILIES:
-            header = ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
-            query = message(RTM_GETROUTE, NLM_F_DUMP, header + u32(RTA_TABLE, TABLE))
+            query = listing(RTM_GETROUTE, family, u32(RTA_TABLE, TABLE))
             # ENOENT: there is no such table before its first route
             found += await none_if_refused(self._netlink.request(query, _parse_route), errno.ENOENT) or ()
         return set(found)
@@ -109,12 +110,7 @@ class Steering(NetlinkClient):
     async def write(self, changes: Sequence[Steer]) -> list[Failure[Steer]]:
         """Make the changes in order; those that the kernel refuses do not stop the others."""
         index = interface_index("lo") or 1
-        refused = await self._netlink.transact([_encode(index, change) for change in changes])
-        return [
-            Failure(changes[at], number)
-            for at, number in refused.items()
-            if number != (errno.EEXIST if changes[at].is_wanted else errno.ESRCH)
-        ]
+        return await self._write_each(changes, partial(_encode, index), {errno.EEXIST, errno.ESRCH})
 
     async def remove(self) -> bool:
         """Delete the routes, then the rules; returns whether there were any. Raises KernelError."""
@@ -127,39 +123,36 @@ class Steering(NetlinkClient):
 
     async def _rules(self, family: int) -> list[bytes] | None:
         """The rules of a family that are ours; None if the kernel is without that family."""
-        query = message(RTM_GETRULE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
         lacks_family = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP) if family == socket.AF_INET6 else ()
-        return await none_if_refused(self._netlink.request(query, _parse_rule), *lacks_family)
+        return await none_if_refused(self._netlink.request(listing(RTM_GETRULE, family), _parse_rule), *lacks_family)
+
+
+def own_rule(family: int, priority: int, selector: bytes, source_length: int = 0) -> bytes:
+    """The payload of a rule that sends what the attributes `selector` select to TABLE."""
+    header = ROUTE_HEADER.pack(family, 0, source_length, 0, 0, 0, 0, FR_ACT_TO_TBL, 0)
+    return header + selector + u32(FRA_PRIORITY, priority) + u32(FRA_TABLE, TABLE) + u8(FRA_PROTOCOL, PROTOCOL)
+
+
+def is_own_rule(found: Mapping[int, bytes]) -> bool:
+    """Whether these are the attributes of a rule that `own_rule` has made."""
+    return number_in(found, FRA_TABLE) == TABLE and found.get(FRA_PROTOCOL) == bytes([PROTOCOL])
 
 
 def _rule(family: int, mark: int) -> bytes:
-    head = ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0)
-    origin = u8(FRA_PROTOCOL, PROTOCOL)
-    return (
-        head
-        + u32(FRA_PRIORITY, PRIORITY)
-        + u32(FRA_FWMARK, mark)
-        + u32(FRA_FWMASK, mark)
-        + u32(FRA_TABLE, TABLE)
-        + origin
-    )
+    return own_rule(family, PRIORITY, u32(FRA_FWMARK, mark) + u32(FRA_FWMASK, mark))
 
 
 def _parse_rule(payload: bytes) -> bytes | None:
     """A rule of ours, as `_rule` writes it; None for any other."""
     found = attributes(payload, ROUTE_HEADER.size)
-    if to_u32(found.get(FRA_TABLE, bytes(4))) != TABLE or found.get(FRA_PROTOCOL) != bytes([PROTOCOL]):
-        return None
-    if FRA_FWMARK not in found or found.get(FRA_FWMASK) != found[FRA_FWMARK]:
-        return None
-    return _rule(payload[0], to_u32(found[FRA_FWMARK]))
+    is_ours = is_own_rule(found) and FRA_FWMARK in found and found.get(FRA_FWMASK) == found[FRA_FWMARK]
+    return _rule(payload[0], number_in(found, FRA_FWMARK)) if is_ours else None
 
 
 def _encode(index: int, change: Steer) -> bytes:
-    packed = pack_address(change.address)
-    family = socket.AF_INET6 if ":" in change.address else socket.AF_INET
-    head = ROUTE_HEADER.pack(family, len(packed) * 8, 0, 0, 0, PROTOCOL, RT_SCOPE_HOST, RTN_LOCAL, 0)
-    body = head + attribute(RTA_DST, packed) + u32(RTA_OIF, index) + u32(RTA_TABLE, TABLE)
+    packed, family = pack_address(change.address), address_family(change.address)
+    header = ROUTE_HEADER.pack(family, len(packed) * 8, 0, 0, 0, PROTOCOL, RT_SCOPE_HOST, RTN_LOCAL, 0)
+    body = header + attribute(RTA_DST, packed) + u32(RTA_OIF, index) + u32(RTA_TABLE, TABLE)
     if change.is_wanted:
         return message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, body)
     return message(RTM_DELROUTE, 0, body)
@@ -168,7 +161,5 @@ def _encode(index: int, change: Steer) -> bytes:
 def _parse_route(payload: bytes) -> str | None:
     _, _, _, _, table, protocol, _, kind, _ = ROUTE_HEADER.unpack_from(payload)
     found = attributes(payload, ROUTE_HEADER.size)
-    number = to_u32(found[RTA_TABLE]) if RTA_TABLE in found else table
-    if number != TABLE or protocol != PROTOCOL or kind != RTN_LOCAL or RTA_DST not in found:
-        return None
-    return unpack_address(found[RTA_DST])
+    is_ours = (number_in(found, RTA_TABLE, table), protocol, kind) == (TABLE, PROTOCOL, RTN_LOCAL)
+    return unpack_address(found[RTA_DST]) if is_ours and RTA_DST in found else None

@@ -4,12 +4,12 @@ import asyncio
 import errno
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import ClassVar, Self, TypeVar
 
 import msgspec
 
-from kroute.kernel.errors import KernelError, describe_errno
+from kroute.kernel.errors import Failure, KernelError, describe_errno
 from kroute.kernel.netlink.message import (
     HEADER,
     NLM_F_ACK,
@@ -27,6 +27,8 @@ SEQUENCE = 1
 NLMSG_NOOP = 1
 DATAGRAMS_A_TURN = 8
 """Datagrams, of up to 32 KiB, that are read before other tasks run."""
+ENCODE_SLICE = 256
+"""How many changes are encoded before other tasks run."""
 _DONE_SIZE = HEADER.size + 4
 """The last message of a dump holds an error number."""
 _SENDER = struct.Struct("=II")
@@ -41,6 +43,7 @@ GENERIC_HEADER = struct.Struct("=BBH")
 """command, version, reserved."""
 
 Parsed = TypeVar("Parsed")
+Change = TypeVar("Change")
 
 
 class DumpDigest(msgspec.Struct, frozen=True):
@@ -164,6 +167,17 @@ class NetlinkClient:
         """The digest of a dump, by a socket of its own, which the first call opens. Raises KernelError."""
         self._digests = self._digests or DigestSocket(self.protocol)
         return await self._digests.digest(request, count)
+
+    async def _write_each(
+        self, changes: Sequence[Change], encode: Callable[[Change], bytes], tolerated: Container[int] = ()
+    ) -> list[Failure[Change]]:
+        """Make the changes in order, each by one message; returns those that were refused with another errno."""
+        failures: list[Failure[Change]] = []
+        for start in range(0, len(changes), ENCODE_SLICE):
+            part = changes[start : start + ENCODE_SLICE]
+            refused = await self._netlink.transact([encode(change) for change in part])
+            failures += [Failure(part[at], number) for at, number in refused.items() if number not in tolerated]
+        return failures
 
     async def __aenter__(self) -> Self:
         await self.open()

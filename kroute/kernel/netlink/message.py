@@ -3,7 +3,7 @@
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 NLM_F_REQUEST = 0x1
 NLM_F_ACK = 0x4
@@ -108,6 +108,11 @@ def to_u16(payload: bytes) -> int:
 def to_u32(payload: bytes) -> int:
     """Read what `u32` wrote."""
     return int(_U32.unpack(payload)[0])
+
+
+def number_in(found: Mapping[int, bytes], kind: int, otherwise: int = 0) -> int:
+    """The 32-bit number in one of some attributes; `otherwise` if it is not among them."""
+    return int(_U32.unpack(found[kind])[0]) if kind in found else otherwise
 
 
 def to_u64(payload: bytes) -> int:

@@ -6,6 +6,7 @@ import socket
 import struct
 
 from kroute.kernel.errors import KernelError
+from kroute.kernel.netlink.message import NLM_F_DUMP, message
 
 GROUP_LINK, GROUP_IPV4_ADDRESS, GROUP_IPV4_ROUTE, GROUP_IPV6_ADDRESS, GROUP_IPV6_ROUTE = 1, 5, 7, 9, 11
 
@@ -46,6 +47,11 @@ SCOPES = {0: "global", 200: "site", 253: "link", 254: "host", 255: "nowhere"}
 RT_SCOPE_LINK = 253
 RT_SCOPE_HOST = 254
 RT_SCOPE_NOWHERE = 255
+
+
+def listing(kind: int, family: int, *selectors: bytes) -> bytes:
+    """The request for all routes (RTM_GETROUTE) or policy rules (RTM_GETRULE) of a family, or for those selected."""
+    return message(kind, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + b"".join(selectors))
 
 
 def interface_index(name: str) -> int | None:

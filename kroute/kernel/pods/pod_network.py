@@ -29,16 +29,12 @@ from kroute.kernel.net.addresses import (
 )
 from kroute.kernel.net.links import encode_delete_link, encode_no_link_local, encode_up
 from kroute.kernel.net.policy_routing import (
-    FR_ACT_TO_TBL,
-    FRA_PRIORITY,
-    FRA_PROTOCOL,
     FRA_SRC,
-    FRA_TABLE,
     RTM_DELRULE,
     RTM_GETRULE,
     RTM_NEWRULE,
 )
-from kroute.kernel.net.steering import PROTOCOL, TABLE
+from kroute.kernel.net.steering import PROTOCOL, TABLE, is_own_rule, own_rule
 from kroute.kernel.netlink.message import (
     NLM_F_CREATE,
     NLM_F_DUMP,
@@ -48,10 +44,10 @@ from kroute.kernel.netlink.message import (
     attributes,
     message,
     nested,
+    number_in,
     pack_address,
     text,
     to_text,
-    to_u32,
     u8,
     u32,
     unpack_address,
@@ -82,6 +78,7 @@ from kroute.kernel.netlink.rtnetlink import (
     RTM_NEWROUTE,
     RTM_SETLINK,
     RTN_UNICAST,
+    listing,
 )
 
 IFLA_MTU, IFLA_IFALIAS, IFLA_GROUP, IFLA_INFO_DATA, IFLA_INET_CONF = 4, 20, 27, 2, 1
@@ -190,7 +187,8 @@ class PodNetwork:
         if link is None or own is None:
             raise KernelError("the pod's links have gone meanwhile; trying again", errno=errno.ENODEV)
         done += await self._settings(link, own)
-        done += await self._vips(link, end.vips, {it for index, it in addresses if index == link.ifindex})
+        bound = {address for index, address in addresses if index == link.ifindex}
+        done += await self._vips(link, end.vips, bound)
         return done + await self._routing(link, own, end.vips, routes, rules)
 
     async def has_address(self, address: str) -> bool:
@@ -301,19 +299,17 @@ class PodNetwork:
         def parse(payload: bytes) -> tuple[int, str] | None:
             index = ADDRESS_HEADER.unpack_from(payload)[4]
             found = parse_address(payload, {index: ""})
-            return (
-                (index, found.address) if found is not None and address_family(found.address) == self._family else None
-            )
+            is_wanted = found is not None and address_family(found.address) == self._family
+            return (index, found.address) if found is not None and is_wanted else None
 
         return await self._listed(query, parse, "addresses")
 
     async def _routes(self) -> list[bytes]:
-        query = message(RTM_GETROUTE, NLM_F_DUMP, ROUTE_HEADER.pack(self._family, 0, 0, 0, 0, 0, 0, 0, 0))
+        query = listing(RTM_GETROUTE, self._family)
         return await self._listed(query, lambda route: route if copied_route(route, 0) is not None else None, "routes")
 
     async def _rules(self) -> list[str]:
-        query = message(RTM_GETRULE, NLM_F_DUMP, ROUTE_HEADER.pack(self._family, 0, 0, 0, 0, 0, 0, 0, 0))
-        return await self._listed(query, parse_own_rule, "rules")
+        return await self._listed(listing(RTM_GETRULE, self._family), parse_own_rule, "rules")
 
     async def _listed(self, query: bytes, parse: Callable[[bytes], T | None], what: str) -> list[T]:
         """As `NetlinkSocket.request`; KernelError E2BIG after MOST_LISTED answers, of repeated dumps together."""
@@ -357,8 +353,8 @@ def parse_link(payload: bytes) -> PodLink:
         unpack_address(local) if kind in {"ipip", "ip6tnl"} and len(local) in {4, 16} else "",
         to_text(found.get(IFLA_IFALIAS, b"")),
         bool(flags & IFF_UP),
-        to_u32(found[IFLA_MTU]) if IFLA_MTU in found else 0,
-        to_u32(found[IFLA_GROUP]) if IFLA_GROUP in found else 0,
+        number_in(found, IFLA_MTU),
+        number_in(found, IFLA_GROUP),
         {at + 1: int(value) for at, (value,) in enumerate(struct.iter_unpack("=I", values[: len(values) & ~3]))},
     )
 
@@ -396,16 +392,13 @@ def encode_vip(index: int, vip: str) -> bytes:
 def rule_from(vip: str) -> bytes:
     """The payload of the rule that sends a VIP's answers to TABLE."""
     packed = pack_address(vip)
-    family = socket.AF_INET6 if ":" in vip else socket.AF_INET
-    head = ROUTE_HEADER.pack(family, 0, len(packed) * 8, 0, 0, 0, 0, FR_ACT_TO_TBL, 0)
-    tail = u32(FRA_PRIORITY, TABLE) + u32(FRA_TABLE, TABLE) + u8(FRA_PROTOCOL, PROTOCOL)
-    return head + attribute(FRA_SRC, packed) + tail
+    return own_rule(address_family(vip), TABLE, attribute(FRA_SRC, packed), len(packed) * 8)
 
 
 def parse_own_rule(payload: bytes) -> str | None:
     """The VIP of a rule of ours; None for any other rule."""
     found = attributes(payload, ROUTE_HEADER.size)
-    if to_u32(found.get(FRA_TABLE, bytes(4))) != TABLE or found.get(FRA_PROTOCOL) != bytes([PROTOCOL]):
+    if not is_own_rule(found):
         return None
     return unpack_address(found[FRA_SRC]) if FRA_SRC in found else ""
 
@@ -417,23 +410,20 @@ def copied_route(payload: bytes, advmss: int) -> bytes | None:
     """
     family, length, _, _, table, protocol, scope, kind, flags = ROUTE_HEADER.unpack_from(payload)
     found = attributes(payload, ROUTE_HEADER.size)
-    table = to_u32(found[RTA_TABLE]) if RTA_TABLE in found else table
+    table = number_in(found, RTA_TABLE, table)
     is_ours = table == TABLE and protocol == PROTOCOL
     if kind != RTN_UNICAST or not (is_ours or table == RT_TABLE_MAIN) or not {RTA_OIF, RTA_MULTIPATH} & found.keys():
         return None
     if is_ours:
-        metric = attributes(found.get(RTA_METRICS, b"")).get(RTAX_ADVMSS)
-        advmss = to_u32(metric) if metric is not None else 0
+        advmss = number_in(attributes(found.get(RTA_METRICS, b"")), RTAX_ADVMSS)
     head = ROUTE_HEADER.pack(family, length, 0, 0, 0, PROTOCOL, scope, kind, flags & RTNH_F_ONLINK)
     kept = b"".join(attribute(kind, found[kind]) for kind in _COPIED if kind in found)
     return head + kept + u32(RTA_TABLE, TABLE) + nested(RTA_METRICS, u32(RTAX_ADVMSS, advmss))
 
 
 def table_of(payload: bytes) -> int:
-    found = attributes(payload, ROUTE_HEADER.size)
-    return to_u32(found[RTA_TABLE]) if RTA_TABLE in found else int(payload[4])
+    return number_in(attributes(payload, ROUTE_HEADER.size), RTA_TABLE, payload[4])
 
 
 def interface_of(payload: bytes) -> int:
-    found = attributes(payload, ROUTE_HEADER.size)
-    return to_u32(found[RTA_OIF]) if RTA_OIF in found else 0
+    return number_in(attributes(payload, ROUTE_HEADER.size), RTA_OIF)
