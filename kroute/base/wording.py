@@ -28,6 +28,11 @@ def _of_the_system(error: OSError) -> str:
     return error.strerror or ""
 
 
+def host_port(address: str, port: int) -> str:
+    """An address and port as people write them: `10.0.0.1:80` or `[fd00::1]:80`."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def with_path(error: BaseException) -> str:
     """The same, behind the path of the file that the system has refused, if there is one."""
     path = error.filename if isinstance(error, OSError) else None

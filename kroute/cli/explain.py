@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import click
 
 from kroute.base import logs
+from kroute.base.wording import host_port
 from kroute.cli.parameters.arguments import (
     AddressPorts,
     ServicePorts,
@@ -26,7 +27,6 @@ from kroute.inspect.explain import Client, Explanation, ExplanationList, Fate
 from kroute.inspect.explain import explain as explain_packet
 from kroute.inspect.planned_state import PlannedState
 from kroute.kernel.errors import KernelError
-from kroute.model.addresses import host_port
 from kroute.model.node_facts import node_facts
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.endpoint_reasons import FrontendView

@@ -12,7 +12,7 @@ from itertools import count
 import structlog
 
 from kroute.base.backoff import exhaustion
-from kroute.model.addresses import host_port
+from kroute.base.wording import host_port
 from kroute.model.probes import Probe, ProbeKind, ProbeSettings
 
 log = structlog.get_logger(__name__)

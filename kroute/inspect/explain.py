@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import msgspec
 
+from kroute.base.wording import host_port
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled
 from kroute.firewall.packet_trace import Packet, Rules, Ruling, SourceChoice
 from kroute.firewall.protocol import Firewall
@@ -21,7 +22,7 @@ from kroute.inspect.snapshot import RealServerView
 from kroute.kernel.ipvs.objects import TUNNEL, RealServerKey, VirtualServerState
 from kroute.kernel.net.routes import RouteLookup, Way
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
-from kroute.model.addresses import Family, family_of, host_port
+from kroute.model.addresses import Family, family_of
 from kroute.model.document import Document, View
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Protocol, SetEntry, VirtualServerKey

@@ -6,10 +6,10 @@ from typing import ClassVar
 import msgspec
 
 from kroute.base.schedulers import flag_words
+from kroute.base.wording import host_port
 from kroute.firewall.backend import Choice
 from kroute.firewall.sets import SetFill
 from kroute.kernel.ipvs.objects import MASQUERADING, RealServerState, Traffic, VirtualServerKey, VirtualServerState
-from kroute.model.addresses import host_port
 from kroute.model.document import Document, View
 from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer
 from kroute.reconcile.comparison.virtual_servers import (

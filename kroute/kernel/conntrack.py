@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from kroute.base.wording import host_port
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.ipvs.objects import describe_endpoint
 from kroute.kernel.modules import kernel_version
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
@@ -85,8 +85,8 @@ class Flow(NamedTuple):
     id: int = 0
 
     def __str__(self) -> str:
-        client = describe_endpoint(self.source, self.source_port)
-        return f"UDP flow {client} > {describe_endpoint(self.destination, self.destination_port)}"
+        client = host_port(self.source, self.source_port)
+        return f"UDP flow {client} > {host_port(self.destination, self.destination_port)}"
 
 
 class DeleteFlow(msgspec.Struct, frozen=True):

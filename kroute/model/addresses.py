@@ -37,11 +37,6 @@ _CLOUD_SERVICES = frozenset(
 _IPV4_IN_IPV6 = frozenset({bytes(12), bytes(10) + b"\xff\xff"})
 
 
-def host_port(address: str, port: int) -> str:
-    """An address and port as people write them."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
 def family_of(address: str) -> Family:
     """The family of a valid address or network."""
     return _IPV6 if ":" in address else _IPV4

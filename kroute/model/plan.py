@@ -9,7 +9,8 @@ from typing import ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import msgspec
 
-from kroute.model.addresses import Family, family_of, host_port
+from kroute.base.wording import host_port
+from kroute.model.addresses import Family, family_of
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.base.schedulers import FALLBACK, SCHEDULERS
+from kroute.base.wording import host_port
 
 OUR_PROXY_NAME = "kroute.io"
 """The value of the label `service.kubernetes.io/service-proxy-name` that gives a Service to kroute."""
@@ -50,7 +51,7 @@ class ListenAddress(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 class Exemption(msgspec.Struct, frozen=True):

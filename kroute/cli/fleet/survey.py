@@ -12,11 +12,11 @@ from typing import TypeVar
 
 import msgspec
 
+from kroute.base.wording import host_port
 from kroute.cli.fleet.agents import AgentAnswer, AgentPod, ask_all_status, ask_shared
 from kroute.cli.fleet.kubectl import Kubectl
 from kroute.inspect.shared_state import SharedServer, SharedState
 from kroute.inspect.status import State, Status
-from kroute.model.addresses import host_port
 
 SECOND_LOOK = 1.5
 """Seconds after which a difference of virtual servers is looked at again: until then, changes are in every kernel."""

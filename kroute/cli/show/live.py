@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from kroute.base.wording import host_port
 from kroute.cli.show.table import ask_or_read, narrowed
 from kroute.cli.terminal.output import DONE, plain, refusing
 from kroute.cli.terminal.screen import Screen, TextTable, number, size, terminal_width
@@ -23,7 +24,6 @@ from kroute.inspect.snapshot import Snapshot
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey
-from kroute.model.addresses import host_port
 from kroute.model.document import Document, View, encode
 
 _HEADINGS = ("Service", "Virtual server", "Real servers", "Active", "Inactive", "New/s", "Packets/s", "In/s", "Out/s")

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
+from kroute.base.wording import host_port
 from kroute.cli.show.table import endpoint_text, virtual_server_table
 from kroute.cli.terminal.formats import show
 from kroute.cli.terminal.output import DONE, NO_AGENT, UNKNOWN, complain, refusing
@@ -20,7 +21,6 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.connections import Connection, read_connections
 from kroute.kernel.net.routes import RouteLookup
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
-from kroute.model.addresses import host_port
 from kroute.model.document import Document, View
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import AddressSet, Protocol, ServicePlan, SetEntry, Vip

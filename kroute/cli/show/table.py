@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kroute.base.wording import host_port
 from kroute.cli.terminal.formats import show
 from kroute.cli.terminal.output import DONE, NO_AGENT, refusing
 from kroute.cli.terminal.screen import Screen, TextTable
@@ -16,7 +17,6 @@ from kroute.inspect.figures import ServiceList
 from kroute.inspect.snapshot import ProblemRow, RealServerRow, Snapshot, TrafficCounts, VirtualServerRow
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs
-from kroute.model.addresses import host_port
 
 if TYPE_CHECKING:
     from kroute.planning.endpoint_reasons import EndpointView

@@ -8,10 +8,11 @@ import msgspec
 import structlog
 
 from kroute.base.backoff import retry_when_exhausted
+from kroute.base.wording import host_port
 from kroute.controllers.ipvs.ejections import Ejections, Happened
 from kroute.controllers.ipvs.slow_starts import SlowStarts
 from kroute.kernel.clients import VirtualServerTable
-from kroute.kernel.ipvs.objects import RealServerKey, describe_endpoint
+from kroute.kernel.ipvs.objects import RealServerKey
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
 from kroute.reconcile.desired_state import DesiredState
@@ -155,7 +156,7 @@ class EffectiveWeights:
     def _tell(self, happened: Happened) -> None:
         key, server, is_out, why, hold = happened
         owners: Collection[ObjectKey] = self._servers.owners(key)
-        endpoint = describe_endpoint(*server)
+        endpoint = host_port(*server)
         log.info(
             "real_server.ejected" if is_out else "real_server.readmitted",
             service=" ".join(names_of(owners)),

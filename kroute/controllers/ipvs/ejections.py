@@ -31,7 +31,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.kernel.ipvs.objects import RealServerKey, RealServerTraffic, Traffic, describe_endpoint
+from kroute.base.wording import host_port
+from kroute.kernel.ipvs.objects import RealServerKey, RealServerTraffic, Traffic
 from kroute.model.plan import Ejection, VirtualServer, VirtualServerKey
 
 POLL = 2.0
@@ -361,7 +362,7 @@ class Ejections:
     def told(self, keys: Collection[VirtualServerKey], now: float) -> list[str]:
         """What there is to say of the ejected real servers of these virtual servers, one sentence each."""
         return [
-            f"{describe_endpoint(*server)} of {key} is ejected for {now - ejected.since:.0f} s now: {ejected.why}; "
+            f"{host_port(*server)} of {key} is ejected for {now - ejected.since:.0f} s now: {ejected.why}; "
             f"tried again in {max(0.0, ejected.until - now):.0f} s"
             for key in keys
             for server, ejected in sorted(self.of(key).items())

@@ -9,14 +9,15 @@ from pathlib import Path
 from kroute.kernel import modules
 from kroute.kernel.errors import Failure, KernelError, none_if_refused, raise_refusal
 from kroute.kernel.ipvs.messages import (
+    CMD_DEL_DAEMON,
+    CMD_GET_DAEMON,
+    CMD_NEW_DAEMON,
     FAMILY_NAME,
     encode_change,
-    encode_daemon_dump,
+    encode_daemon,
     encode_dump,
     encode_query,
     encode_real_server_dump,
-    encode_start_daemon,
-    encode_stop_daemon,
     encode_timeouts,
     encode_timeouts_query,
     parse_daemon,
@@ -181,16 +182,16 @@ class Ipvs(NetlinkClient):
 
     async def sync_daemons(self) -> set[SyncDaemon]:
         """The connection synchronization daemons that are running: at most one of each role."""
-        return set(await self._ask(encode_daemon_dump, parse_daemon))
+        return set(await self._ask(partial(encode_dump, command=CMD_GET_DAEMON), parse_daemon))
 
     async def start_sync_daemon(self, daemon: SyncDaemon) -> None:
         """Start a daemon. Raises KernelError: EEXIST if one of its role is running, ENODEV without its interface."""
-        refused = await self._send(lambda family: [encode_start_daemon(family, daemon)])
+        refused = await self._send(lambda family: [encode_daemon(family, CMD_NEW_DAEMON, daemon)])
         raise_refusal(refused, f"start the {daemon}", "trying later")
 
     async def stop_sync_daemon(self, daemon: SyncDaemon) -> None:
         """Stop the daemon of this role, if one is running."""
-        refused = await self._send(lambda family: [encode_stop_daemon(family, daemon)])
+        refused = await self._send(lambda family: [encode_daemon(family, CMD_DEL_DAEMON, daemon)])
         raise_refusal(refused, f"stop the {daemon}", "trying later", {errno.ESRCH})
 
     async def _ask(self, encode: Callable[[int], bytes], parse: Callable[[bytes], Parsed | None]) -> list[Parsed]:

@@ -2,7 +2,8 @@
 
 import errno
 import socket
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kroute.kernel.errors import Failure
@@ -32,21 +33,15 @@ class IpvsMarks(NetlinkClient):
         query = encode_dump(await find_family(self._netlink, FAMILY_NAME))
         return sorted(await self._netlink.request(query, _parse))
 
-    async def delete(self, deletions: Iterable[DeleteMarkServer]) -> list[Failure[DeleteMarkServer]]:
+    async def delete(self, deletions: Sequence[DeleteMarkServer]) -> list[Failure[DeleteMarkServer]]:
         """Delete virtual servers. One that no longer exists is no failure."""
-        sent = list(deletions)
         family = await find_family(self._netlink, FAMILY_NAME)
-        messages = [
-            generic_message(
-                family,
-                0,
-                CMD_DEL_SERVICE,
-                nested(ATTR_SERVICE, u16(SVC_AF, deletion.family), u32(SVC_FWMARK, deletion.mark)),
-            )
-            for deletion in sent
-        ]
-        refused = await self._netlink.transact(messages)
-        return [Failure(sent[at], number) for at, number in refused.items() if number != errno.ESRCH]
+        return await self._write_each(deletions, partial(_encode, family), {errno.ESRCH})
+
+
+def _encode(family: int, deletion: DeleteMarkServer) -> bytes:
+    service = nested(ATTR_SERVICE, u16(SVC_AF, deletion.family), u32(SVC_FWMARK, deletion.mark))
+    return generic_message(family, 0, CMD_DEL_SERVICE, service)
 
 
 def _parse(payload: bytes) -> tuple[int, int] | None:

@@ -107,7 +107,7 @@ def encode_change(family: int, change: IpvsChange) -> bytes:
     else:
         service = _encode_key(change.key)
         if not isinstance(change, DeleteVirtualServer):
-            service += _encode_options(change.key, change.options)
+            service += _encode_options(":" in change.key[1], change.options)
         return generic_message(family, 0, command, _nest(ATTR_SERVICE, service))
     address, port = change.real_server
     packed = inet_pton(AF_INET6 if ":" in address else AF_INET, address)
@@ -115,9 +115,9 @@ def encode_change(family: int, change: IpvsChange) -> bytes:
     return _encode_head(family, command, change.key, len(tail)) + endpoint + tail
 
 
-def encode_dump(family: int) -> bytes:
-    """The request for all virtual servers, without their real servers."""
-    return generic_message(family, NLM_F_DUMP, CMD_GET_SERVICE)
+def encode_dump(family: int, command: int = CMD_GET_SERVICE) -> bytes:
+    """The request for all virtual servers, without their real servers, or for all daemons (CMD_GET_DAEMON)."""
+    return generic_message(family, NLM_F_DUMP, command)
 
 
 def encode_query(family: int, key: VirtualServerKey) -> bytes:
@@ -207,68 +207,40 @@ def _encode_weight(weight: int, method: str) -> bytes:
     return u32(DEST_FWD_METHOD, FORWARDING[method]) + u32(DEST_WEIGHT, weight) + thresholds
 
 
-def _encode_options(key: VirtualServerKey, options: VirtualServerOptions) -> bytes:
-    return _encode_options_of_family(":" in key[1], options)
-
-
 @lru_cache(1024)
-def _encode_options_of_family(is_ipv6: bool, options: VirtualServerOptions) -> bytes:
+def _encode_options(is_ipv6: bool, options: VirtualServerOptions) -> bytes:
     flags, prefix = options.flags, options.persistence_prefix
     if options.persistence_timeout:
         flags |= FLAG_PERSISTENT
     else:
         prefix = 128 if is_ipv6 else 32
-    netmask = u32(SVC_NETMASK, prefix) if is_ipv6 else attribute(SVC_NETMASK, _pack_netmask(prefix))
-    return (
-        text(SVC_SCHED, options.scheduler)
-        + attribute(SVC_FLAGS, _FLAGS.pack(flags, ALL_FLAGS))
-        + u32(SVC_TIMEOUT, options.persistence_timeout)
-        + netmask
-    )
+    netmask = u32(SVC_NETMASK, prefix) if is_ipv6 else attribute(SVC_NETMASK, IPv4Network((0, prefix)).netmask.packed)
+    chosen = text(SVC_SCHED, options.scheduler) + attribute(SVC_FLAGS, _FLAGS.pack(flags, ALL_FLAGS))
+    return chosen + u32(SVC_TIMEOUT, options.persistence_timeout) + netmask
 
 
-def _pack_netmask(prefix: int) -> bytes:
-    return IPv4Network((0, prefix)).netmask.packed
-
-
-def encode_start_daemon(family: int, daemon: SyncDaemon) -> bytes:
-    """The message that starts a daemon; `family` is the number of the IPVS family."""
-    return generic_message(family, 0, CMD_NEW_DAEMON, _encode_daemon(daemon))
-
-
-def encode_stop_daemon(family: int, daemon: SyncDaemon) -> bytes:
-    """The message that stops the daemon of this role."""
-    return generic_message(family, 0, CMD_DEL_DAEMON, _encode_daemon(daemon))
-
-
-def encode_daemon_dump(family: int) -> bytes:
-    return generic_message(family, NLM_F_DUMP, CMD_GET_DAEMON)
-
-
-def parse_daemon(payload: bytes) -> SyncDaemon:
-    """One answer to `encode_daemon_dump`."""
-    found = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_DAEMON])
-    return SyncDaemon(
-        SyncRole(to_u32(found[DAEMON_STATE])), to_text(found[DAEMON_INTERFACE]), to_u32(found[DAEMON_SYNC_ID])
-    )
-
-
-def _encode_daemon(daemon: SyncDaemon) -> bytes:
-    return nested(
-        ATTR_DAEMON,
+def encode_daemon(family: int, command: int, daemon: SyncDaemon) -> bytes:
+    """The message that starts a daemon (CMD_NEW_DAEMON), or stops the one of its role (CMD_DEL_DAEMON)."""
+    fields = (
         u32(DAEMON_STATE, daemon.role),
         text(DAEMON_INTERFACE, daemon.interface),
         u32(DAEMON_SYNC_ID, daemon.sync_id),
     )
+    return generic_message(family, 0, command, nested(ATTR_DAEMON, *fields))
+
+
+def parse_daemon(payload: bytes) -> SyncDaemon:
+    """One answer to `encode_dump` for daemons."""
+    found = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_DAEMON])
+    role, interface = SyncRole(to_u32(found[DAEMON_STATE])), to_text(found[DAEMON_INTERFACE])
+    return SyncDaemon(role, interface, to_u32(found[DAEMON_SYNC_ID]))
 
 
 def parse_traffic(payload: bytes) -> tuple[VirtualServerKey, Traffic] | None:
     """One answer to `encode_dump`; None for a virtual server of a firewall mark."""
     service = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_SERVICE])
     key = parse_key(service)
-    if key is None:
-        return None
-    return key, _traffic(service[SVC_STATS64])
+    return None if key is None else (key, _traffic(service[SVC_STATS64]))
 
 
 def parse_real_server_traffic(payload: bytes, key: VirtualServerKey) -> tuple[RealServerKey, RealServerTraffic] | None:

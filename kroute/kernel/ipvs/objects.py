@@ -3,6 +3,8 @@
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
+from kroute.base.wording import host_port
+
 VirtualServerKey: TypeAlias = tuple[int, str, int]
 """IP protocol number, address in canonical text, port."""
 RealServerKey: TypeAlias = tuple[str, int]
@@ -25,15 +27,10 @@ OPTION_FLAGS = FLAG_ONE_PACKET | FLAG_SCHEDULER_1 | FLAG_SCHEDULER_2 | FLAG_SCHE
 """The flags that can be chosen. The kernel also keeps FLAG_PERSISTENT, which the timeout implies, and a private one."""
 
 
-def describe_endpoint(address: str, port: int) -> str:
-    """`10.0.0.1:80` or `[fd00::1]:80`."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
 def describe_virtual_server(key: VirtualServerKey) -> str:
     """`TCP 10.0.0.1:80`."""
     protocol, address, port = key
-    return f"{PROTOCOL_NAMES.get(protocol, protocol)} {describe_endpoint(address, port)}"
+    return f"{PROTOCOL_NAMES.get(protocol, protocol)} {host_port(address, port)}"
 
 
 class VirtualServerOptions(NamedTuple):
@@ -112,7 +109,7 @@ class AddRealServer(NamedTuple):
     method: str = MASQUERADING
 
     def __str__(self) -> str:
-        return f"add real server {describe_endpoint(*self.real_server)} to {describe_virtual_server(self.key)}"
+        return f"add real server {host_port(*self.real_server)} to {describe_virtual_server(self.key)}"
 
 
 class SetRealServer(NamedTuple):
@@ -124,7 +121,7 @@ class SetRealServer(NamedTuple):
     method: str = MASQUERADING
 
     def __str__(self) -> str:
-        endpoint = describe_endpoint(*self.real_server)
+        endpoint = host_port(*self.real_server)
         return f"set weight {self.weight} of real server {endpoint} of {describe_virtual_server(self.key)}"
 
 
@@ -135,7 +132,7 @@ class DeleteRealServer(NamedTuple):
     real_server: RealServerKey
 
     def __str__(self) -> str:
-        return f"delete real server {describe_endpoint(*self.real_server)} of {describe_virtual_server(self.key)}"
+        return f"delete real server {host_port(*self.real_server)} of {describe_virtual_server(self.key)}"
 
 
 IpvsChange: TypeAlias = (

@@ -123,7 +123,7 @@ LINK = (
 ADDRESSES = payload_of(encode_bind(2, "10.0.0.1")), payload_of(encode_bind(2, "fd00::1", 60))
 ROUTES = payload_of(set_route(2, "10.96.0.1", "10.0.0.1")), payload_of(set_route(2, "fd00::1", "fd00::2"))
 TIMEOUTS = GENERIC_HEADER.pack(1, 1, 0) + u32(4, 900) + u32(5, 120) + u32(6, 300)
-DAEMON = payload_of(messages.encode_start_daemon(0x20, SyncDaemon(SyncRole.MASTER, "eth0", 1)))
+DAEMON = payload_of(messages.encode_daemon(0x20, messages.CMD_NEW_DAEMON, SyncDaemon(SyncRole.MASTER, "eth0", 1)))
 FAMILY = GENERIC_HEADER.pack(1, 1, 0) + u16(1, 0x20) + text(2, "IPVS")
 MARK = GENERIC_HEADER.pack(1, 1, 0) + nested(
     messages.ATTR_SERVICE, u16(messages.SVC_AF, 2), u32(messages.SVC_FWMARK, 9)

@@ -12,12 +12,13 @@ from pyroute2.netlink.generic import ipvs
 
 from kroute.kernel.ipvs.marks import DeleteMarkServer, IpvsMarks
 from kroute.kernel.ipvs.messages import (
+    CMD_DEL_DAEMON,
+    CMD_GET_DAEMON,
+    CMD_NEW_DAEMON,
     encode_change,
-    encode_daemon_dump,
+    encode_daemon,
     encode_dump,
     encode_real_server_dump,
-    encode_start_daemon,
-    encode_stop_daemon,
     encode_timeouts,
     encode_timeouts_query,
 )
@@ -171,8 +172,8 @@ def test_a_daemon_is_sent_with_role_interface_and_synchronization_id(family: int
         "IPVS_DAEMON_ATTR_SYNC_ID": daemon.sync_id,
     }
     for message, command in (
-        (encode_start_daemon(family, daemon), ipvs.IPVS_CMD_NEW_DAEMON),
-        (encode_stop_daemon(family, daemon), ipvs.IPVS_CMD_DEL_DAEMON),
+        (encode_daemon(family, CMD_NEW_DAEMON, daemon), ipvs.IPVS_CMD_NEW_DAEMON),
+        (encode_daemon(family, CMD_DEL_DAEMON, daemon), ipvs.IPVS_CMD_DEL_DAEMON),
     ):
         asked = read(Request, message)
         assert asked == Reading(family, NLM_F_REQUEST, contents(command, DAEMON=told))
@@ -183,7 +184,7 @@ def test_a_daemon_is_sent_with_role_interface_and_synchronization_id(family: int
 def test_what_is_asked_for_as_a_whole_is_asked_for_without_attributes(family: int) -> None:
     for message, request_flags, command in (
         (encode_dump(family), NLM_F_REQUEST | NLM_F_DUMP, ipvs.IPVS_CMD_GET_SERVICE),
-        (encode_daemon_dump(family), NLM_F_REQUEST | NLM_F_DUMP, ipvs.IPVS_CMD_GET_DAEMON),
+        (encode_dump(family, CMD_GET_DAEMON), NLM_F_REQUEST | NLM_F_DUMP, ipvs.IPVS_CMD_GET_DAEMON),
         (encode_timeouts_query(family), NLM_F_REQUEST, ipvs.IPVS_CMD_GET_CONFIG),
     ):
         assert read(Request, message) == Reading(family, request_flags, contents(command))
