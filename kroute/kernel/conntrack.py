@@ -136,7 +136,7 @@ class Conntrack(NetlinkClient):
         A refusal does not stop the others. Refused: EBUSY while a flow is offloaded to a flow table.
         """
         deletions = [DeleteFlow(flow) for flow in flows]
-        return await self._write_each(deletions, lambda deletion: encode_delete(deletion.flow), {errno.ENOENT})
+        return await self.write_each(deletions, lambda deletion: encode_delete(deletion.flow), {errno.ENOENT})
 
     async def _dump_each(
         self, family: int, filters: Iterable[tuple[bytes, bytes]], wanted: frozenset[PackedEndpoint]
@@ -144,7 +144,7 @@ class Conntrack(NetlinkClient):
         flows: list[Flow] = []
         for address, port in filters:
             request = encode_dump(family, address, port)
-            flows += await self._netlink.request(request, lambda payload: parse_flow(payload, wanted))
+            flows += await self.netlink.request(request, lambda payload: parse_flow(payload, wanted))
             await asyncio.sleep(0)
         return flows
 

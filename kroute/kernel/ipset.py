@@ -130,19 +130,19 @@ class Ipset(NetlinkClient):
             return set()
         query = set_message(CMD_LIST, NLM_F_DUMP, encode_list_flags(FLAG_LIST_SETNAME))
         # EINVAL: ip_set is in the kernel's image, and was kept from starting
-        return set(await none_if_refused(self._netlink.request(query, parse_name), errno.EINVAL) or ())
+        return set(await none_if_refused(self.netlink.request(query, parse_name), errno.EINVAL) or ())
 
     async def definition(self, name: str) -> SetDefinition | None:
         """The definition of the set as the kernel has it; None if no set has that name."""
         query = set_message(CMD_LIST, NLM_F_DUMP, set_name(name), encode_list_flags(FLAG_LIST_HEADER))
-        found = await none_if_refused(self._netlink.request(query, parse_definition), errno.ENOENT)
+        found = await none_if_refused(self.netlink.request(query, parse_definition), errno.ENOENT)
         return found[0] if found else None
 
     async def create(self, definition: SetDefinition) -> bool:
         """Make the set; returns False if one that fits exists. Raises KernelError EEXIST for one that does not fit."""
         body = encode_create(definition, await self._newest_revision(definition))
         flags = NLM_F_CREATE | NLM_F_EXCL
-        refused = await self._netlink.transact([set_message(CMD_CREATE, flags, body, family=definition.family)])
+        refused = await self.netlink.transact([set_message(CMD_CREATE, flags, body, family=definition.family)])
         name, kind = definition.name, definition.type
         raise_refusal(refused, f"create set {name} ({kind})", "choose other sizes", {errno.EEXIST})
         if refused and ((found := await self.definition(name)) is None or not found.fits(definition)):
@@ -155,7 +155,7 @@ class Ipset(NetlinkClient):
         words = await self._words_of(name)
         query = set_message(CMD_LIST, NLM_F_DUMP, set_name(name))
         elements: set[Element] = set()
-        for number, part in enumerate(await self._netlink.request(query, partial(parse_elements, words))):
+        for number, part in enumerate(await self.netlink.request(query, partial(parse_elements, words))):
             elements.update(part)
             if number % PARTS_A_TURN == 0:
                 await asyncio.sleep(0)
@@ -163,7 +163,9 @@ class Ipset(NetlinkClient):
 
     async def digest(self, name: str) -> Digest | None:
         """A digest of the set, with the number of its elements; None if no set has that name."""
-        found = await none_if_refused(self._digest(set_message(CMD_LIST, NLM_F_DUMP, set_name(name))), errno.ENOENT)
+        found = await none_if_refused(
+            self.digests.digest(set_message(CMD_LIST, NLM_F_DUMP, set_name(name))), errno.ENOENT
+        )
         return Digest(found.checksum, (parse_size(found.first),)) if found is not None else None
 
     async def write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
@@ -176,12 +178,12 @@ class Ipset(NetlinkClient):
 
     async def flush(self, name: str) -> None:
         """Empty the set. Raises KernelError ENOENT if no set has that name."""
-        refused = await self._netlink.transact([set_message(CMD_FLUSH, 0, set_name(name))])
+        refused = await self.netlink.transact([set_message(CMD_FLUSH, 0, set_name(name))])
         raise_refusal(refused, f"flush set {name}", "create it first")
 
     async def destroy(self, name: str) -> None:
         """Destroy the set, if it exists. Raises KernelError EBUSY while a rule or another set refers to it."""
-        refused = await self._netlink.transact([set_message(CMD_DESTROY, 0, set_name(name))])
+        refused = await self.netlink.transact([set_message(CMD_DESTROY, 0, set_name(name))])
         if IPSET_ERR_BUSY in refused.values():
             sentence = f"cannot destroy set {name}: a rule or another set refers to it; remove that first"
             raise KernelError(sentence, errno=errno.EBUSY)
@@ -193,7 +195,7 @@ class Ipset(NetlinkClient):
         KernelError ENOENT without the first set; EBUSY while a program lists one of them.
         """
         message = set_message(CMD_SWAP, 0, set_name(name), text(ATTR_SETNAME2, other))
-        raise_refusal(await self._netlink.transact([message]), f"swap the sets {name} and {other}", "trying later")
+        raise_refusal(await self.netlink.transact([message]), f"swap the sets {name} and {other}", "trying later")
 
     async def _write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
         messages: list[bytes] = []
@@ -211,14 +213,14 @@ class Ipset(NetlinkClient):
                 command = CMD_ADD if isinstance(change, AddEntry) else CMD_DEL
                 messages.append(entry_message(command, change.set, entry))
                 sent.append(change)
-        refused = await self._netlink.transact(messages)
+        refused = await self.netlink.transact(messages)
         return failures + [Failure(sent[index], number) for index, number in refused.items()]
 
     async def _newest_revision(self, definition: SetDefinition) -> int:
         """The newest revision that the kernel has of the set type. The kernel loads the type's module to answer."""
         query = encode_type_query(definition.type, definition.family)
         try:
-            return only(await self._netlink.request(query, parse_type))
+            return only(await self.netlink.request(query, parse_type))
         except KernelError as error:
             sentence = f"cannot create set {definition.name}: {describe_errno(error.errno or errno.EIO)}"
             module = f"ip_set_{definition.type.replace(':', '_').replace(',', '')}"

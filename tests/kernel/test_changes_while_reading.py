@@ -93,7 +93,7 @@ class Between:
         async def receiving(netlink: NetlinkSocket) -> bytes:
             nonlocal received, left
             datagram = await receive(netlink)
-            if netlink is client._netlink:
+            if netlink is client.netlink:
                 received += 1
                 if received == 2 and left:
                     left -= 1

@@ -65,7 +65,7 @@ class TestConntrack(contracts_conntrack.ConntrackContract):
         await node.add_flows(flow, other)
         both = {pack_endpoint(one[2:4]) for one in (flow, other)}
         request = encode_dump(socket.AF_INET6, pack_endpoint(flow[2:4])[0])
-        [answer] = await node.conntrack._netlink.request(request, lambda payload: parse_flow(payload, both))
+        [answer] = await node.conntrack.netlink.request(request, lambda payload: parse_flow(payload, both))
         assert answer[:4] == (flow if node.kernel_version >= IPV6_ADDRESS_FILTER else other)[:4]
 
 

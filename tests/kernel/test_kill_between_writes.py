@@ -86,7 +86,7 @@ class Steps:
 
     def count(self, patch: pytest.MonkeyPatch) -> None:
         """Count the writes of the ledger, and the first send after each."""
-        write, pwrite, send = Ledger._write, os.pwrite, NetlinkSocket._send
+        write, pwrite, send = Ledger._write, os.pwrite, NetlinkSocket.send_messages
 
         def writing(ledger: Ledger, descriptor: int, text: bytes) -> None:
             self.take("before lines")
@@ -107,7 +107,7 @@ class Steps:
 
         patch.setattr(Ledger, "_write", writing)
         patch.setattr(os, "pwrite", counting)
-        patch.setattr(NetlinkSocket, "_send", sending)
+        patch.setattr(NetlinkSocket, "send_messages", sending)
 
 
 async def serve(state_dir: Path, *rounds: list[Plan]) -> None:

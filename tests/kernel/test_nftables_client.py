@@ -279,7 +279,7 @@ async def test_a_change_among_many_of_another_table_is_told_and_those_alone_wake
     flush = "flush set ip other s\n"
     run_nft("add table ip other\nadd set ip other s { type ipv4_addr; }\n")
     async with node.nftables.foreign_changes([T4]) as changes:
-        received = changes._netlink.receive_now
+        received = changes.netlink.receive_now
         for text in (add, flush):
             run_nft(text)
         assert received() is not None, "the generation"

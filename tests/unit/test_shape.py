@@ -55,14 +55,6 @@ CHANGED_FROM_OUTSIDE: set[str] = {
 }
 """Rooms in which a module changes a dict, a list or a set of another module's object, and the attribute."""
 PRIVATE_NAMES_ELSEWHERE: set[str] = {
-    "kernel: _busy",
-    "kernel: _count_transaction",
-    "kernel: _digest",
-    "kernel: _netlink",
-    "kernel: _opened",
-    "kernel: _receive_answer",
-    "kernel: _send",
-    "kernel: _socket",
     "kernel: _xtables_set_nfproto",
 }
 """Rooms that read a private name of another module, and the name."""

@@ -69,7 +69,7 @@ class Ipvs(NetlinkClient):
         """Open the socket and find the IPVS family. Raises KernelError if ip_vs is not loaded."""
         await super().open()
         try:
-            self._family = await find_family(self._netlink, FAMILY_NAME)
+            self._family = await find_family(self.netlink, FAMILY_NAME)
         except KernelError:
             await self.close()
             raise
@@ -197,17 +197,17 @@ class Ipvs(NetlinkClient):
     async def _ask(self, encode: Callable[[int], bytes], parse: Callable[[bytes], Parsed | None]) -> list[Parsed]:
         """The answers to a request, which `encode` makes for the family's number."""
         try:
-            return await self._netlink.request(encode(self._family), parse)
+            return await self.netlink.request(encode(self._family), parse)
         except KernelError as error:
             if error.errno != errno.ENOENT or not await self._find_again():
                 raise
-        return await self._netlink.request(encode(self._family), parse)
+        return await self.netlink.request(encode(self._family), parse)
 
     async def _send(self, encode: Callable[[int], list[bytes]]) -> dict[int, int]:
         """Send messages as `NetlinkSocket.transact` does. ENOENT is also what a missing scheduler is refused with."""
-        refused = await self._netlink.transact(encode(self._family))
+        refused = await self.netlink.transact(encode(self._family))
         if errno.ENOENT in refused.values() and await self._find_again():
-            return await self._netlink.transact(encode(self._family))
+            return await self.netlink.transact(encode(self._family))
         return refused
 
     async def _find_again(self) -> bool:
@@ -217,7 +217,7 @@ class Ipvs(NetlinkClient):
         """
         before = self._family
         await modules.load([MODULE])
-        self._family = await find_family(self._netlink, FAMILY_NAME)
+        self._family = await find_family(self.netlink, FAMILY_NAME)
         return self._family != before
 
 

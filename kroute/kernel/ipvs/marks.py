@@ -30,13 +30,13 @@ class IpvsMarks(NetlinkClient):
 
     async def read(self) -> list[tuple[int, int]]:
         """The address family and mark of each, sorted. Raises KernelError if ip_vs is not loaded."""
-        query = encode_dump(await find_family(self._netlink, FAMILY_NAME))
-        return sorted(await self._netlink.request(query, _parse))
+        query = encode_dump(await find_family(self.netlink, FAMILY_NAME))
+        return sorted(await self.netlink.request(query, _parse))
 
     async def delete(self, deletions: Sequence[DeleteMarkServer]) -> list[Failure[DeleteMarkServer]]:
         """Delete virtual servers. One that no longer exists is no failure."""
-        family = await find_family(self._netlink, FAMILY_NAME)
-        return await self._write_each(deletions, partial(_encode, family), {errno.ESRCH})
+        family = await find_family(self.netlink, FAMILY_NAME)
+        return await self.write_each(deletions, partial(_encode, family), {errno.ESRCH})
 
 
 def _encode(family: int, deletion: DeleteMarkServer) -> bytes:

@@ -148,18 +148,18 @@ class AddressArrivals(NetlinkClient):
         self._index = index
 
     async def open(self) -> None:
-        await self._netlink.open([GROUP_IPV6_ADDRESS])
+        await self.netlink.open([GROUP_IPV6_ADDRESS])
 
     async def next(self) -> set[str]:
         """Wait for addresses, and return all that wait. Raises OSError ENOBUFS when the kernel dropped some."""
         arrived: set[str] = set()
-        datagram: bytes | None = await self._netlink.receive()
+        datagram: bytes | None = await self.netlink.receive()
         while datagram is not None:
             for kind, _flags, _sequence, payload in iterate_messages(datagram):
                 if kind in {RTM_NEWADDR, RTM_DELADDR} and ADDRESS_HEADER.unpack_from(payload)[4] == self._index:
                     found = attributes(payload, ADDRESS_HEADER.size)
                     arrived.add(unpack_address(found.get(IFA_LOCAL) or found[IFA_ADDRESS]))
-            datagram = self._netlink.receive_now()
+            datagram = self.netlink.receive_now()
         return arrived
 
 
@@ -185,7 +185,7 @@ class Addresses(NetlinkClient):
         index = interface_index(interface)
         if index is None:
             return None
-        found = await none_if_refused(self._digest(_dump_of(index)), errno.ENODEV)
+        found = await none_if_refused(self.digests.digest(_dump_of(index)), errno.ENODEV)
         return Digest(found.checksum, (found.messages,)) if found is not None else None
 
     async def of_node(self, leave_out: Collection[str] = ()) -> list[InterfaceAddress]:
@@ -215,7 +215,7 @@ class Addresses(NetlinkClient):
         return failures
 
     async def _send(self, index: int, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
-        return await self._write_each(changes, partial(_encode, index))
+        return await self.write_each(changes, partial(_encode, index))
 
     async def _delete_arriving_kernel_routes(self, index: int, pending: set[str], arrivals: AddressArrivals) -> None:
         """Delete the kernel's routes as they appear. One that appears after the last wait stays until a resync."""
@@ -231,11 +231,11 @@ class Addresses(NetlinkClient):
 
     async def _delete_kernel_routes(self, index: int, addresses: Iterable[str]) -> None:
         """Delete the kernel's routes to these addresses. A refusal (ESRCH) is ignored: the route does not exist."""
-        await self._netlink.transact([delete_kernel_route(index, address) for address in addresses])
+        await self.netlink.transact([delete_kernel_route(index, address) for address in addresses])
 
     async def _dump(self, index: int, leave_out: Collection[str] = ()) -> list[InterfaceAddress]:
         names = {number: name for number, name in socket.if_nameindex() if name not in leave_out}
-        found = await self._netlink.request(_dump_of(index), lambda payload: parse_address(payload, names))
+        found = await self.netlink.request(_dump_of(index), lambda payload: parse_address(payload, names))
         return [address for address in found if not index or address.interface == names.get(index)]
 
 

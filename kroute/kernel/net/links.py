@@ -61,7 +61,7 @@ class Links(NetlinkClient):
     async def read(self, name: str) -> LinkState | None:
         """The link's state; None if no link has that name."""
         query = message(RTM_GETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, 0, 0, 0) + text(IFLA_IFNAME, name))
-        found = await none_if_refused(self._netlink.request(query, _parse_link), errno.ENODEV)
+        found = await none_if_refused(self.netlink.request(query, _parse_link), errno.ENODEV)
         return only(found) if found is not None else None
 
     async def is_right(self, name: str) -> bool:
@@ -79,7 +79,7 @@ class Links(NetlinkClient):
         made = LINK_HEADER.pack(AF_UNSPEC, 0, 0, IFF_NOARP, IFF_NOARP)
         made += text(IFLA_IFNAME, name) + nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, DUMMY))
         create = message(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, made)
-        refused = await self._netlink.transact([create])
+        refused = await self.netlink.transact([create])
         lacks_dummy = errno.EOPNOTSUPP in refused.values()
         hint = "load the dummy module" if lacks_dummy else "delete it or choose another name"
         raise_refusal(refused, f"create dummy {name}", hint)
@@ -90,7 +90,7 @@ class Links(NetlinkClient):
         index = interface_index(name)
         if index is None:
             raise KernelError(f"cannot repair {name}: it is gone; create it again", errno=errno.ENODEV)
-        refused = await self._netlink.transact([encode_no_link_local(index), encode_up(index, IFF_UP | IFF_NOARP)])
+        refused = await self.netlink.transact([encode_no_link_local(index), encode_up(index, IFF_UP | IFF_NOARP)])
         if refused.get(0) in {errno.EAFNOSUPPORT, errno.EOPNOTSUPP}:
             del refused[0]  # without IPv6 in this kernel there is no link-local address either
         raise_refusal(refused, f"set {name} up", "trying later")
@@ -100,7 +100,7 @@ class Links(NetlinkClient):
         index = interface_index(name)
         if index is None:
             return
-        refused = await self._netlink.transact([encode_delete_link(index)])
+        refused = await self.netlink.transact([encode_delete_link(index)])
         raise_refusal(refused, f"delete {name}", "delete it by hand", {errno.ENODEV})
 
 

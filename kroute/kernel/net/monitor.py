@@ -139,7 +139,7 @@ class Monitor(NetlinkClient):
 
     async def open(self) -> None:
         """Subscribe. No later event is missed, so read the state after this."""
-        await self._netlink.open(self._groups, self._filter)
+        await self.netlink.open(self._groups, self._filter)
         self._names = dict(socket.if_nameindex())
 
     async def next(self) -> list[Event | Overrun]:
@@ -156,12 +156,12 @@ class Monitor(NetlinkClient):
 
     async def _take(self) -> list[Event | Overrun]:
         events: list[Event | Overrun] = []
-        datagrams = await self._netlink.receive_waiting(DATAGRAMS_A_TURN, "the node's addresses")
+        datagrams = await self.netlink.receive_waiting(DATAGRAMS_A_TURN, "the node's addresses")
         try:
             for datagram in datagrams or ():
                 self._parse(datagram, events)
         except UNINTELLIGIBLE:
-            self._netlink.drain()
+            self.netlink.drain()
             datagrams = None
         if datagrams is None:
             self._names = dict(socket.if_nameindex())

@@ -74,7 +74,7 @@ class NextHops(NetlinkClient):
         found: set[str] = set()
         for family in (socket.AF_INET, socket.AF_INET6):
             query = message(RTM_GETROUTE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, RTN_UNICAST, 0))
-            await self._netlink.request(query, lambda payload: found.update(parse_next_hops(payload)))
+            await self.netlink.request(query, lambda payload: found.update(parse_next_hops(payload)))
         return frozenset(found)
 
     async def changed(self) -> None:

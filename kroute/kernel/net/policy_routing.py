@@ -75,7 +75,7 @@ class PolicyRouting(NetlinkClient):
         for family in FAMILIES:
             # a kernel without IPv6 refuses to list its rules
             lacks_family = (errno.EAFNOSUPPORT,) if family == socket.AF_INET6 else ()
-            request = self._netlink.request(listing(RTM_GETRULE, family), _parse_rule)
+            request = self.netlink.request(listing(RTM_GETRULE, family), _parse_rule)
             found += await none_if_refused(request, *lacks_family) or ()
         return [rule for family in FAMILIES for rule in found if rule.family == family]
 
@@ -83,7 +83,7 @@ class PolicyRouting(NetlinkClient):
         names = dict(socket.if_nameindex())
         found: list[TableRoute] = []
         for family in FAMILIES:
-            routes = await self._netlink.request(
+            routes = await self.netlink.request(
                 listing(RTM_GETROUTE, family), lambda payload: _parse_route(payload, names)
             )
             found += [route for route in routes if route.family == family and route.table in tables]
@@ -91,7 +91,7 @@ class PolicyRouting(NetlinkClient):
 
     async def delete(self, things: Sequence[PolicyRule | TableRoute]) -> list[Failure[PolicyRule | TableRoute]]:
         """Delete rules and routes. One that no longer exists is no failure."""
-        return await self._write_each(things, _deletion, {errno.ESRCH, errno.ENOENT})
+        return await self.write_each(things, _deletion, {errno.ESRCH, errno.ENOENT})
 
 
 def _deletion(thing: PolicyRule | TableRoute) -> bytes:

@@ -118,7 +118,7 @@ class Routes(NetlinkClient):
         for family in (socket.AF_INET, socket.AF_INET6):
             of_family = [source for source in sources if address_family(source) == family]
             searched = [attribute(RTA_PREFSRC, pack_address(source)) for source in of_family]
-            found = await none_if_refused(self._digest(_dump_of(family, index), searched), errno.ENODEV)
+            found = await none_if_refused(self.digests.digest(_dump_of(family, index), searched), errno.ENODEV)
             if found is None:
                 return None
             checksums.append(found.checksum)
@@ -154,7 +154,7 @@ class Routes(NetlinkClient):
             messages.append(set_route(index, change.address, change.source))
             if ":" in change.address:
                 messages.append(delete_kernel_route(index, change.address))
-        refused = await self._netlink.transact(messages)
+        refused = await self.netlink.transact(messages)
         # ignore the deletions of kernel routes: mostly none exists (ESRCH)
         return [Failure(causes[at], number) for at, number in refused.items() if at in causes]
 
@@ -167,13 +167,13 @@ class Routes(NetlinkClient):
             for route in in_the_way(change, routes.get(change.address, ())):
                 messages.append(delete_route(index, route.address, route.source, route.metric))
                 causes.append(change)
-        refused = await self._netlink.transact(messages) if messages else {}
+        refused = await self.netlink.transact(messages) if messages else {}
         return [Failure(causes[at], number) for at, number in refused.items() if number != errno.ESRCH]
 
     async def _read(self, index: int) -> dict[str, list[LocalRoute]]:
         routes: dict[str, list[LocalRoute]] = {}
         for family in (socket.AF_INET, socket.AF_INET6):
-            request = self._netlink.request(_dump_of(family, index), parse_route)
+            request = self.netlink.request(_dump_of(family, index), parse_route)
             if (found := await none_if_refused(request, errno.ENODEV)) is None:
                 return {}  # the interface was deleted meanwhile
             for on_interface, route in found:
@@ -278,7 +278,7 @@ class RouteLookup(NetlinkClient):
         header = ROUTE_HEADER.pack(address_family(address), len(packed) * 8, 0, 0, 0, 0, 0, 0, 0)
         query = message(RTM_GETROUTE, 0, header + attribute(RTA_DST, packed))
         try:
-            found = await self._netlink.request(query, _parse_way)
+            found = await self.netlink.request(query, _parse_way)
         except KernelError as error:
             if error.errno is None:
                 raise

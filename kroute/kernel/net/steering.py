@@ -84,7 +84,7 @@ class Steering(NetlinkClient):
         for family in FAMILIES:
             query = listing(RTM_GETROUTE, family, u32(RTA_TABLE, TABLE))
             # ENOENT: there is no such table before its first route
-            found += await none_if_refused(self._netlink.request(query, _parse_route), errno.ENOENT) or ()
+            found += await none_if_refused(self.netlink.request(query, _parse_route), errno.ENOENT) or ()
         return set(found)
 
     async def has_rules(self, mark: int) -> bool:
@@ -101,7 +101,7 @@ class Steering(NetlinkClient):
             changes = [message(RTM_DELRULE, 0, rule) for rule in found if rule != right]
             if right not in found:
                 changes.append(message(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, right))
-            refused = await self._netlink.transact(changes)
+            refused = await self.netlink.transact(changes)
             rule = "write the rule that delivers packets to VIPs"
             raise_refusal(refused, rule, "trying again", {errno.ENOENT, errno.EEXIST})
             wrong += ["the rule of direct return was missing or another"] if changes else []
@@ -110,7 +110,7 @@ class Steering(NetlinkClient):
     async def write(self, changes: Sequence[Steer]) -> list[Failure[Steer]]:
         """Make the changes in order; those that the kernel refuses do not stop the others."""
         index = interface_index("lo") or 1
-        return await self._write_each(changes, partial(_encode, index), {errno.EEXIST, errno.ESRCH})
+        return await self.write_each(changes, partial(_encode, index), {errno.EEXIST, errno.ESRCH})
 
     async def remove(self) -> bool:
         """Delete the routes, then the rules; returns whether there were any. Raises KernelError."""
@@ -118,13 +118,13 @@ class Steering(NetlinkClient):
         for failure in await self.write([Steer(address, is_wanted=False) for address in sorted(addresses)]):
             raise KernelError(str(failure), errno=failure.errno)
         rules = [rule for family in FAMILIES for rule in await self._rules(family) or ()]
-        await self._netlink.transact([message(RTM_DELRULE, 0, rule) for rule in rules])
+        await self.netlink.transact([message(RTM_DELRULE, 0, rule) for rule in rules])
         return bool(addresses or rules)
 
     async def _rules(self, family: int) -> list[bytes] | None:
         """The rules of a family that are ours; None if the kernel is without that family."""
         lacks_family = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP) if family == socket.AF_INET6 else ()
-        return await none_if_refused(self._netlink.request(listing(RTM_GETRULE, family), _parse_rule), *lacks_family)
+        return await none_if_refused(self.netlink.request(listing(RTM_GETRULE, family), _parse_rule), *lacks_family)
 
 
 def own_rule(family: int, priority: int, selector: bytes, source_length: int = 0) -> bytes:

@@ -64,12 +64,12 @@ class BatchSocket(NetlinkSocket):
         body = list(messages)
         body[-1] = _flagged(body[-1], NLM_F_ACK)
         body[0] = _flagged(body[0], NLM_F_ECHO if commit else 0)
-        async with self._busy:
+        async with self.busy:
             began = time.monotonic()
-            sequence = await self._send([message(NFNL_MSG_BATCH_BEGIN, 0, marker + valid_at), *body, *end], 0)
+            sequence = await self.send_messages([message(NFNL_MSG_BATCH_BEGIN, 0, marker + valid_at), *body, *end], 0)
             ended = time.monotonic()
             if commit:
-                self._count_transaction(began, ended)
+                self.count_transaction(began, ended)
             return self._outcome(sequence + 1, len(body), ended - began)
 
     def _outcome(self, first: int, count: int, seconds: float) -> BatchOutcome:

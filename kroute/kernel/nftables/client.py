@@ -68,11 +68,11 @@ class Nftables(NetlinkClient):
     """The nf_tables of the calling process's network namespace."""
 
     protocol = NETLINK_NETFILTER
-    _netlink: BatchSocket
+    netlink: BatchSocket
 
     def __init__(self) -> None:
         super().__init__()
-        self._netlink = BatchSocket(NETLINK_NETFILTER, receive_buffer=RECEIVE_BUFFER, send_buffer=SEND_BUFFER)
+        self.netlink = BatchSocket(NETLINK_NETFILTER, receive_buffer=RECEIVE_BUFFER, send_buffer=SEND_BUFFER)
         self._commits = 0
         self._portion = FIRST_PORTION
 
@@ -101,7 +101,7 @@ class Nftables(NetlinkClient):
         pieces, refused = await encode(table, changes, singly=True)
         if not pieces:
             return refused
-        outcome = await self._netlink.batch(NFNL_SUBSYS_NFTABLES, [piece.message for piece in pieces], commit=False)
+        outcome = await self.netlink.batch(NFNL_SUBSYS_NFTABLES, [piece.message for piece in pieces], commit=False)
         return refused + [Failure(pieces[index].change, number) for index, number in sorted(outcome.refused.items())]
 
     async def write(self, table: Table, changes: Sequence[ElementChange]) -> list[Failure[NftChange]]:
@@ -158,12 +158,12 @@ class Nftables(NetlinkClient):
 
     def foreign_changes(self, tables: Collection[Table]) -> TableMonitor:
         """Follow changes of these tables that other sockets make. The caller opens what it gets."""
-        return TableMonitor(tables, self._netlink.port)
+        return TableMonitor(tables, self.netlink.port)
 
     async def _dump_all(self, kind: Message, parse: Callable[[bytes], T]) -> list[T]:
         if not is_present("nf_tables"):
             return []
-        request = self._netlink.request(query(kind, NLM_F_DUMP), parse)
+        request = self.netlink.request(query(kind, NLM_F_DUMP), parse)
         return await none_if_refused(request, errno.EINVAL, errno.EOPNOTSUPP) or []
 
     async def _state(self, table: Table) -> TableState | None:
@@ -195,7 +195,7 @@ class Nftables(NetlinkClient):
         if unfit or not pieces:
             return unfit, 0.0
         messages = [piece.message for piece in pieces]
-        outcome = await self._netlink.batch(NFNL_SUBSYS_NFTABLES, messages, generation=generation)
+        outcome = await self.netlink.batch(NFNL_SUBSYS_NFTABLES, messages, generation=generation)
         self._commits += sum(type_of(kind) == Message.NEWGEN for kind, _payload in outcome.echoes)
         if not outcome.refused:
             return [], outcome.seconds
@@ -218,7 +218,7 @@ class Nftables(NetlinkClient):
         raise KernelError(f"{sentence}; another program changes the table; trying later", errno=number)
 
     async def _generation(self) -> int:
-        found = await self._netlink.request(query(Message.GETGEN), parse_generation)
+        found = await self.netlink.request(query(Message.GETGEN), parse_generation)
         return only(found)[0]
 
     async def keys(self, table: Table, of: str) -> list[Key]:
@@ -231,7 +231,7 @@ class Nftables(NetlinkClient):
         listing = table_message(Message.GETSETELEM, NLM_F_DUMP, table, text(LIST_SET, of))
         for _ in range(ATTEMPTS):
             keys: dict[Key, None] = {}
-            counts = await self._netlink.request(listing, partial(_keep, keys))
+            counts = await self.netlink.request(listing, partial(_keep, keys))
             if sum(counts) == len(keys):
                 return list(keys)
             await asyncio.sleep(REHASH_SECONDS)
@@ -240,11 +240,11 @@ class Nftables(NetlinkClient):
     async def _is_dormant(self, table: Table) -> bool | None:
         """None if there is no such table."""
         asked = table_message(Message.GETTABLE, 0, table)
-        found = await none_if_refused(self._netlink.request(asked, parse_is_dormant), errno.ENOENT)
+        found = await none_if_refused(self.netlink.request(asked, parse_is_dormant), errno.ENOENT)
         return only(found) if found is not None else None
 
     async def _dump(self, kind: Message, table: Table, parse: Callable[[bytes], T | None]) -> list[T]:
-        return await self._netlink.request(table_message(kind, NLM_F_DUMP, table), parse)
+        return await self.netlink.request(table_message(kind, NLM_F_DUMP, table), parse)
 
 
 def _keep(keys: dict[Key, None], payload: bytes) -> int:

@@ -70,7 +70,7 @@ class TableMonitor(NetlinkClient):
 
     async def open(self) -> None:
         """Subscribe. No later change is missed, so read the tables after this."""
-        await self._netlink.open([NFNLGRP_NFTABLES], [*except_of(self._port), *only_about(self._names)])
+        await self.netlink.open([NFNLGRP_NFTABLES], [*except_of(self._port), *only_about(self._names)])
 
     async def next(self) -> str:
         """Wait until another program has changed a table; returns which, in words. One call may stand for many.
@@ -85,12 +85,12 @@ class TableMonitor(NetlinkClient):
 
     async def _take(self) -> str:
         who = ""
-        datagrams = await self._netlink.receive_waiting(DATAGRAMS_A_TURN, "nf_tables")
+        datagrams = await self.netlink.receive_waiting(DATAGRAMS_A_TURN, "nf_tables")
         try:
             for datagram in datagrams or ():
                 who = self._read(datagram) or who
         except UNINTELLIGIBLE:
-            self._netlink.drain()
+            self.netlink.drain()
             datagrams = None
         if datagrams is None:
             self._is_changed = False

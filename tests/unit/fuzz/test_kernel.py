@@ -277,10 +277,10 @@ EVENTS = damaged(
 @given(st.lists(EVENTS, max_size=5))
 def test_what_cannot_be_understood_of_the_node_is_read_again(datagrams: list[bytes]) -> None:
     monitor = Monitor()
-    monitor._netlink, monitor._names = connected(*datagrams), dict(NAMES)
+    monitor.netlink, monitor._names = connected(*datagrams), dict(NAMES)
     assert asyncio.run(monitor.next())
     arrivals = AddressArrivals(2)
-    arrivals._netlink = connected(*datagrams)
+    arrivals.netlink = connected(*datagrams)
     with contextlib.suppress(OSError, *UNINTELLIGIBLE):  # every caller that waits for them catches both
         asyncio.run(arrivals.next())
 

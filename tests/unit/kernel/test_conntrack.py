@@ -160,7 +160,7 @@ def filtering(
     monkeypatch: pytest.MonkeyPatch, *flows: Flow, refused: int = 0, version: tuple[int, int] = (6, 1)
 ) -> tuple[Conntrack, FilteringNetlink]:
     kernel, conntrack = FilteringNetlink([*flows, *OTHERS], refused), Conntrack()
-    monkeypatch.setattr(conntrack, "_netlink", kernel)
+    monkeypatch.setattr(conntrack, "netlink", kernel)
     monkeypatch.setattr("kroute.kernel.conntrack.kernel_version", lambda: version)
     return conntrack, kernel
 
@@ -213,7 +213,7 @@ class Netlink:
 
 def refusing(number: int, monkeypatch: pytest.MonkeyPatch) -> Conntrack:
     conntrack = Conntrack()
-    monkeypatch.setattr(conntrack, "_netlink", Netlink(number))
+    monkeypatch.setattr(conntrack, "netlink", Netlink(number))
     return conntrack
 
 

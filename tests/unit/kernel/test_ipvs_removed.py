@@ -73,7 +73,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 @pytest.fixture
 def ipvs(kernel: Kernel) -> Ipvs:
     opened = Ipvs()
-    opened._netlink, opened._family = kernel, 30
+    opened.netlink, opened._family = kernel, 30
     return opened
 
 

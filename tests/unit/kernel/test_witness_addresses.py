@@ -70,7 +70,7 @@ def bound(address: str, index: int, lifetime: int) -> dict[str, Any]:
 @given(names, indexes, any_address(), lifetimes)
 async def test_an_address_is_bound_renewed_and_unbound(name: str, index: int, address: str, lifetime: int) -> None:
     client = Addresses()
-    client._netlink = netlink = Netlink()
+    client.netlink = netlink = Netlink()
     changes = [
         BindAddress(address, keep_kernel_route=True, lifetime=lifetime),
         RenewAddress(address, lifetime),
@@ -97,7 +97,7 @@ async def test_the_addresses_of_one_interface_are_asked_for_by_its_index(
     told = header(address, index) | {"IFA_LOCAL": address}
     client = Addresses()
     foreign = header(elsewhere, index + 1) | {"IFA_LOCAL": elsewhere}
-    client._netlink = netlink = Netlink([write(ifaddrmsg, told), write(ifaddrmsg, foreign)])
+    client.netlink = netlink = Netlink([write(ifaddrmsg, told), write(ifaddrmsg, foreign)])
     with interfaces({name: index, "other": index + 1}):
         assert await client.read(name) == {address}
     [asked] = [read(ifaddrmsg, message) for message in netlink.sent]
@@ -147,13 +147,13 @@ async def test_an_address_that_comes_or_goes_is_an_event_and_an_arrival(
     foreign = header(elsewhere, index + 1) | {"IFA_LOCAL": elsewhere}
     datagram = write_datagram(ifaddrmsg, told, kind) + write_datagram(ifaddrmsg, foreign, kind)
     monitor = Monitor(only_interface="a")
-    monitor._names, monitor._netlink = {index: "a", index + 1: "b"}, Netlink(datagrams=[datagram])
+    monitor._names, monitor.netlink = {index: "a", index + 1: "b"}, Netlink(datagrams=[datagram])
     [event] = await monitor.next()
     found = parse_address(write(ifaddrmsg, told), {index: "a"})
     assert found
     assert event == AddressEvent(kind == RTM_DELADDR, *found)
     arrivals = AddressArrivals(index)
-    arrivals._netlink = Netlink(datagrams=[datagram])
+    arrivals.netlink = Netlink(datagrams=[datagram])
     assert await arrivals.next() == {address}
 
 

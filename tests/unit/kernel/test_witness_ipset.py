@@ -99,7 +99,7 @@ def told(definition: SetDefinition) -> bytes:
 
 def client(*answers: list[bytes]) -> tuple[Ipset, Netlink]:
     sets, netlink = Ipset(), Netlink(*answers)
-    sets._netlink = netlink
+    sets.netlink = netlink
     return sets, netlink
 
 

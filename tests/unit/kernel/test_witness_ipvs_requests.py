@@ -213,7 +213,7 @@ async def test_a_virtual_server_of_a_mark_is_read_and_deleted_by_family_and_mark
     ]
     number = [write(ctrlmsg, {"CTRL_ATTR_FAMILY_ID": genl})]
     client = IpvsMarks()
-    client._netlink = netlink = Netlink(number, listing, number)
+    client.netlink = netlink = Netlink(number, listing, number)
     assert await client.read() == [(family, mark)]
     assert await client.delete([DeleteMarkServer(family, mark)]) == []
     asked = read(Request, netlink.sent[-1])

@@ -43,7 +43,7 @@ def requests(netlink: Netlink) -> list[Reading]:
 @given(names, indexes)
 async def test_a_dummy_is_made_down_told_its_mode_and_set_up(name: str, index: int) -> None:
     links = Links()
-    links._netlink = netlink = Netlink()
+    links.netlink = netlink = Netlink()
     with interfaces({name: index}):
         await links.create_dummy(name)
     made = header(0, IFF_NOARP, IFF_NOARP) | {"IFLA_IFNAME": name, "IFLA_LINKINFO": {"IFLA_INFO_KIND": "dummy"}}
@@ -60,7 +60,7 @@ async def test_a_dummy_is_made_down_told_its_mode_and_set_up(name: str, index: i
 @given(names, indexes)
 async def test_a_link_is_deleted_by_its_index(name: str, index: int) -> None:
     links = Links()
-    links._netlink = netlink = Netlink()
+    links.netlink = netlink = Netlink()
     with interfaces({name: index}):
         await links.delete(name)
     assert requests(netlink) == [Reading(RTM_DELLINK, NLM_F_REQUEST, header(index))]
@@ -76,7 +76,7 @@ async def test_a_link_is_asked_for_by_name_and_read_with_kind_flags_and_mode(
     if mode is not None:
         told["IFLA_AF_SPEC"] = {"AF_INET6": {"IFLA_INET6_FLAGS": 1, "IFLA_INET6_ADDR_GEN_MODE": mode}}
     links = Links()
-    links._netlink = netlink = Netlink([write(ifinfmsg, told)])
+    links.netlink = netlink = Netlink([write(ifinfmsg, told)])
     link_local = mode not in {None, IN6_ADDR_GEN_MODE_NONE}
     state = LinkState(index, kind, bool(flags & IFF_UP), bool(flags & IFF_NOARP), link_local)
     assert await links.read(name) == state
@@ -90,5 +90,5 @@ async def test_a_link_is_asked_for_by_name_and_read_with_kind_flags_and_mode(
 async def test_a_link_that_comes_or_goes_is_an_event(kind: int, name: str, index: int, flags: int) -> None:
     told = {"family": 0, "index": index, "flags": flags, "IFLA_IFNAME": name}
     monitor = Monitor()
-    monitor._netlink = Netlink(datagrams=[write_datagram(ifinfmsg, told, kind)])
+    monitor.netlink = Netlink(datagrams=[write_datagram(ifinfmsg, told, kind)])
     assert await monitor.next() == [LinkEvent(kind == RTM_DELLINK, name, index, bool(flags & IFF_UP))]

@@ -44,7 +44,7 @@ async def test_a_rule_is_read_and_deleted_as_the_kernel_told_of_it(
     told |= {"FRA_FWMARK": mark, "FRA_FWMASK": 0xFFFFFFFF} if mark is not None else {}
     payload = write(fibmsg, told)
     routing = PolicyRouting()
-    routing._netlink = netlink = Netlink(*([payload] if each == family else [] for each in FAMILIES))
+    routing.netlink = netlink = Netlink(*([payload] if each == family else [] for each in FAMILIES))
     [rule] = await routing.rules()
     assert rule == PolicyRule(family, priority or 0, mark, table, payload)
     assert await routing.delete([rule]) == []
@@ -66,7 +66,7 @@ async def test_a_tables_route_is_read_and_deleted_as_the_kernel_told_of_it(
     told |= {"dst_len": 0} if is_default else {"dst_len": length, "RTA_DST": address}
     payload = write(rtmsg, told)
     routing = PolicyRouting()
-    routing._netlink = netlink = Netlink(*([payload] if each == told["family"] else [] for each in FAMILIES))
+    routing.netlink = netlink = Netlink(*([payload] if each == told["family"] else [] for each in FAMILIES))
     with interfaces({name: index}):
         [route] = await routing.routes({table})
     destination = "default" if is_default else f"{address}/{length}"

@@ -118,7 +118,7 @@ def test_what_is_no_route_to_one_local_address_is_left_out(index: int, address: 
 async def test_table_local_is_asked_for_by_family_and_interface(name: str, index: int, ipv4: str, ipv6: str) -> None:
     routes = Routes()
     answers = [[write(rtmsg, local(address, each)) for each in (index, index + 1)] for address in (ipv4, ipv6)]
-    routes._netlink = netlink = Netlink(*answers)
+    routes.netlink = netlink = Netlink(*answers)
     with interfaces({name: index}):
         found = await routes.read(name)
     assert found == {address: [LocalRoute(address, None, 0)] for address in (ipv4, ipv6)}
@@ -137,7 +137,7 @@ async def test_a_local_route_that_comes_or_goes_is_an_event(
     told = local(address, index) | {"RTA_PREFSRC": source, "RTA_PRIORITY": metric}
     datagram = write_datagram(rtmsg, told | {"table": 254}, kind) + write_datagram(rtmsg, told, kind)
     monitor = Monitor()
-    monitor._names, monitor._netlink = {index: "a"}, Netlink(datagrams=[datagram])
+    monitor._names, monitor.netlink = {index: "a"}, Netlink(datagrams=[datagram])
     assert await monitor.next() == [RouteEvent(kind == RTM_DELROUTE, "a", address, source, metric)]
 
 
@@ -147,7 +147,7 @@ async def test_a_way_is_asked_for_by_its_end(name: str, index: int, both: tuple[
     address, source = both
     told = local(address, index, type=rt_type[kind]) | {"RTA_PREFSRC": source}
     lookup = RouteLookup()
-    lookup._netlink = netlink = Netlink([write(rtmsg, told)])
+    lookup.netlink = netlink = Netlink([write(rtmsg, told)])
     with interfaces({name: index}):
         assert await lookup.towards(address) == Way(kind == "local", name, source)
     wanted = EMPTY | {"family": family_of(address), "dst_len": bits_of(address), "RTA_DST": address}

@@ -32,7 +32,7 @@ class WithoutIpv6:
 
 async def test_a_kernel_without_ipv6_lacks_no_rule_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     steering = Steering()
-    monkeypatch.setattr(steering, "_netlink", WithoutIpv6())
+    monkeypatch.setattr(steering, "netlink", WithoutIpv6())
     assert len(await steering.ensure_rules(MARK)) == 1
     assert await steering.ensure_rules(MARK) == []
     assert await steering.has_rules(MARK)

@@ -40,7 +40,7 @@ class Kernel:
 async def read(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, of: NftSet = PORTS) -> set[Element]:
     monkeypatch.setattr(client_module, "REHASH_SECONDS", 0)
     client = Nftables()
-    monkeypatch.setattr(client, "_netlink", kernel)
+    monkeypatch.setattr(client, "netlink", kernel)
     return {element async for part in client.elements(TABLE, of) for element in part}
 
 
