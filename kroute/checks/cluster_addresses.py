@@ -6,10 +6,11 @@ from ipaddress import ip_address, ip_network
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from kroute.base.wording import host_port
 from kroute.checks.cluster_checks import cilium_config
 from kroute.checks.cluster_objects import Container
 from kroute.checks.cluster_reader import CLUSTER_INFO, KUBEADM_CONFIG, Cluster, flags_of, mapping_of, server_flags
-from kroute.model.addresses import canonical, host_port
+from kroute.model.addresses import canonical
 
 _HOST = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,251}[A-Za-z0-9])?")
 _LOCAL_BALANCERS = {"k3s": 6444, "rke2": 6443}
