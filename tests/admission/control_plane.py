@@ -1,22 +1,22 @@
 """A real kube-apiserver with etcd, on the loopback interface of a network namespace of their own.
 
-The programs are `k8s.xz` and `etcd.xz` in the directory that KUBERNETES names, or else in ../shared/kubernetes beside
-the clone. They are unpacked into the cache. Both end with this process, however that ends: they are in a PID namespace
-whose first process waits for the end of its input, which is a pipe from here.
+Both end with this process, however that ends: they are in a PID namespace whose first process waits for the end of its
+input, which is a pipe from here.
 """
 
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.lab.kubernetes import PACKED, unpack
+from tests.lab import control_plane
+from tests.lab.kubernetes import missing, required
 
-PROGRAMS = ("k8s", "etcd")
-MISSING = f"no real API server here: KUBERNETES names no directory with {' and '.join(f'{it}.xz' for it in PROGRAMS)}"
-
+MISSING = missing("kube-apiserver", "kubectl", "etcd")
+"""Why there is none here."""
 LONGEST_START = 180
 """Seconds that only a server needs which never starts; usually it takes three."""
 
@@ -25,20 +25,10 @@ _SERVERS = """\
 set -eu
 read -r pid rest < /proc/self/stat && echo "$pid" > pid
 ip link set lo up
-etcd=http://127.0.0.1:2379
-"$1" --name c --data-dir etcd --unsafe-no-fsync --listen-client-urls $etcd --advertise-client-urls $etcd \
-  --listen-peer-urls http://127.0.0.1:2380 --initial-advertise-peer-urls http://127.0.0.1:2380 \
-  --initial-cluster c=http://127.0.0.1:2380 > etcd.log 2>&1 &
-"$2" --etcd-servers=$etcd --bind-address=127.0.0.1 --advertise-address=192.0.2.1 --cert-dir=certificates \
-  --token-auth-file=tokens.csv --authorization-mode=RBAC --service-cluster-ip-range=10.96.0.0/16 \
-  --service-account-issuer=https://kubernetes.default.svc \
-  --service-account-key-file=key --service-account-signing-key-file=key > kube-apiserver.log 2>&1 &
+eval "$1" > etcd.log 2>&1 &
+eval "$2" > kube-apiserver.log 2>&1 &
 read -r end || true
 """
-
-
-def is_there() -> bool:
-    return all((PACKED / f"{name}.xz").exists() for name in PROGRAMS)
 
 
 class ApiServer:
@@ -70,30 +60,36 @@ class ApiServer:
 @contextmanager
 def running(directory: Path) -> Iterator[ApiServer]:
     """Start etcd and kube-apiserver with their files in this directory, and end both."""
-    k8s, etcd = map(unpack, PROGRAMS)
-    for part in ("kube-apiserver", "kubectl"):
-        (directory / part).symlink_to(k8s)
+    server, kubectl, etcd = map(required, ("kube-apiserver", "kubectl", "etcd"))
+    flags = ("--bind-address=127.0.0.1", "--advertise-address=192.0.2.1", "--cert-dir=certificates")
+    api_server = control_plane.api_server(
+        server,
+        *(*flags, "--authorization-mode=RBAC"),
+        services="10.96.0.0/16",
+        signing_key="key",
+        tokens="tokens.csv",
+    )
     (directory / "tokens.csv").write_text('admin,admin,1,"system:masters"\n')
     subprocess.run(["openssl", "genrsa", "-out", "key", "2048"], cwd=directory, check=True, capture_output=True)
     namespaces = ["unshare", "--net", "--pid", "--fork", *([] if _AS_ROOT else ["--map-root-user"])]
     servers = subprocess.Popen(
-        [*namespaces, "sh", "-c", _SERVERS, "sh", etcd, directory / "kube-apiserver"],
+        [*namespaces, "sh", "-c", _SERVERS, "sh", *map(shlex.join, (control_plane.etcd(etcd, "etcd"), api_server))],
         cwd=directory,
         stdin=subprocess.PIPE,
     )
     assert servers.stdin is not None
     try:
-        yield _when_ready(servers, directory)
+        yield _when_ready(servers, directory, kubectl)
     finally:
         servers.stdin.close()
         servers.wait(60)
 
 
-def _when_ready(servers: "subprocess.Popen[bytes]", directory: Path) -> ApiServer:
+def _when_ready(servers: "subprocess.Popen[bytes]", directory: Path, kubectl: Path) -> ApiServer:
     end = time.monotonic() + LONGEST_START
     while time.monotonic() < end and servers.poll() is None:
         if (pid := _number(directory / "pid")) is not None:
-            server = ApiServer(pid, directory / "kubectl", directory)
+            server = ApiServer(pid, kubectl, directory)
             if server.kubectl("get", "namespace", "default").returncode == 0:
                 return server
         time.sleep(0.3)

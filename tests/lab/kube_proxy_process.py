@@ -71,7 +71,7 @@ class KubeProxy:
             options = ["--master", master, "--node", self.node.name, "--variant", firewall.variant()]
             return [sys.executable, "-m", "tests.lab.kube_proxy", self.mode, *options]
         return [
-            *(str(self._program), "kube-proxy", "--proxy-mode", self.mode, "--hostname-override", self.node.name),
+            *(str(self._program), "--proxy-mode", self.mode, "--hostname-override", self.node.name),
             *("--kubeconfig", str(self._api.kubeconfig), "--kube-api-content-type", "application/json"),
             *("--cluster-cidr", f"{POD_RANGE},{POD_RANGE6}", "--v=2", *_NO_GLOBAL_SYSCTLS),
         ]

@@ -39,13 +39,15 @@ class Namespace:
         self._path = NAMED / name
         NAMED.mkdir(parents=True, exist_ok=True)
         self._path.touch(exist_ok=False)
-        _home()
-        _call("unshare", _CLONE_NEWNET)
-        try:
-            _call("mount", b"/proc/thread-self/ns/net", os.fsencode(self._path), b"none", _MS_BIND, None)
-            self.fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            enter(_home())
+        self.fd = _made()
+        _call("mount", f"/proc/self/fd/{self.fd}".encode(), os.fsencode(self._path), b"none", _MS_BIND, None)
+
+    @classmethod
+    def nameless(cls) -> Self:
+        """Create a namespace that ends with the processes that are in it, and with this one, however they end."""
+        made = cls.__new__(cls)
+        made.name, made.fd = "nameless", _made()
+        return made
 
     @classmethod
     def current(cls) -> Self:
@@ -110,6 +112,16 @@ class Namespace:
 def enter(descriptor: int) -> None:
     """Move this thread into the network namespace that `descriptor` refers to (setns(2), which Python 3.12 has)."""
     _call("setns", descriptor, _CLONE_NEWNET)
+
+
+def _made() -> int:
+    """Create a namespace, and return its descriptor."""
+    _home()
+    _call("unshare", _CLONE_NEWNET)
+    try:
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        enter(_home())
 
 
 @functools.cache

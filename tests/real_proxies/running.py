@@ -180,6 +180,6 @@ def _nft(at: Node, family: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    real = kubernetes.program()
-    assert real is not None, kubernetes.MISSING
+    real = kubernetes.program("kube-proxy")
+    assert real is not None, kubernetes.missing("kube-proxy")
     print(json.dumps(asyncio.run(observe(sys.argv[1], real)), indent=1))

@@ -146,9 +146,9 @@ async def test_the_same_day_with_kube_proxy_is_measured(
     mode: str, day_world: World, record_property: Callable[[str, object], None], request: pytest.FixtureRequest
 ) -> None:
     """What others do is told, not judged: nothing is asserted but that there was a day, and a proxy in its evening."""
-    program = kubernetes.program()
+    program = kubernetes.program("kube-proxy")
     if program is None:
-        pytest.skip(kubernetes.MISSING)
+        pytest.skip(str(kubernetes.missing("kube-proxy")))
     day, progress = Day.wanted(), Progress(request.config)
     stage = PeerStage(day_world, mode, program)
     try:

@@ -22,9 +22,9 @@ MODES = [
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("is_real", [False, True], ids=["stand-in", "real"])
 async def test_it_does_what_the_recorded_one_did(mode: str, is_real: bool) -> None:
-    program: Path | None = kubernetes.program() if is_real else None
+    program: Path | None = kubernetes.program("kube-proxy") if is_real else None
     if is_real and program is None:
-        pytest.skip(kubernetes.MISSING)
+        pytest.skip(str(kubernetes.missing("kube-proxy")))
     seen, wanted = await observe(mode, program), recorded(mode)
     metrics = set(seen.pop("metrics")), set(wanted.pop("metrics"))
     assert metrics[0] == metrics[1] if is_real else metrics[0] <= metrics[1]

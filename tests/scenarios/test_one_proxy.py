@@ -216,9 +216,9 @@ async def nothing_is_left(at: Node) -> None:
 
 def program_of(kind: str) -> Path | None:
     """The real kube-proxy, if it is asked for."""
-    program = kubernetes.program() if kind == "real" else None
+    program = kubernetes.program("kube-proxy") if kind == "real" else None
     if kind == "real" and program is None:
-        pytest.skip(kubernetes.MISSING)
+        pytest.skip(str(kubernetes.missing("kube-proxy")))
     return program
 
 

@@ -46,11 +46,13 @@ class Machine:
     `number` tells machines apart that run at the same time: each keeps to one processor, they share those there are.
     The command's output goes to `output`, the kernel's own messages to the console log. `shared` is a directory that
     the machine and the host both write; it is removed with `close`. The console log stays in the clone, as NAME.log.
+    `memory` is what it sees, in MiB.
     """
 
-    def __init__(self, name: str, number: int = 0, kernel: Kernel | None = None) -> None:
+    def __init__(self, name: str, number: int = 0, kernel: Kernel | None = None, memory: int = MEMORY_MIB) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         self._cpu = cpus[number % len(cpus)]
+        self._memory = memory
         self.kernel = kernel or kernels.default()
         self.preloaded = (self.kernel.preloaded,)
         """The libraries that are loaded into the kernel before its own."""
@@ -182,7 +184,7 @@ class Machine:
         return [
             *(
                 str(self.kernel.binary),
-                f"mem={MEMORY_MIB}M",
+                f"mem={self._memory}M",
                 "root=/dev/root",
                 "rootfstype=hostfs",
                 "rootflags=/",
@@ -197,7 +199,7 @@ class Machine:
 
     def _host_environment(self) -> dict[str, str]:
         try:
-            memory = memory_directory(MEMORY_MIB)
+            memory = memory_directory(self._memory)
         except HostError as error:
             raise MachineError(str(error)) from error
         return {**os.environ, "TMPDIR": str(memory), "LD_PRELOAD": " ".join(map(str, self.preloaded))}
