@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit fuzz nightly conformance bench lint docs lab release clean
+.PHONY: help demo test test-cluster unit fuzz nightly conformance bench lint docs lab cluster release clean
 
 PYTEST := .venv/bin/pytest
 # Options for pytest: make test ARGS='-k scheduler -x'
@@ -8,7 +8,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
 
 demo: ## watch a three-node cluster load-balance through IPVS
 	@scripts/demo
@@ -61,10 +61,19 @@ lab: ## open a shell beside a running three-node cluster with kroute on it (NODE
 	@scripts/setup demo
 	@.venv/bin/python -m tests.lab.run -i $(CURDIR)/.venv/bin/python -m tests.lab.shell $(NODE)
 
+cluster: ## open a shell in a cluster of the real Kubernetes with kroute on it (KUBERNETES=DIRECTORY: its programs)
+	@scripts/setup cluster
+	@.venv/bin/python -m tests.cluster
+
+test-cluster: ## run the tests on a cluster of the real Kubernetes
+	@scripts/setup cluster
+	@$(PYTEST) tests/cluster -m cluster $(ARGS)
+
 release: ## build everything of a release into dist/ (IMAGE=REGISTRY/kroute: the image's name in its manifests)
 	@IMAGE=$(IMAGE) scripts/release
 
-clean: ## remove what the other targets made in this clone
+clean: ## remove what the other targets made in this clone, and end its cluster
+	@python3 -m tests.cluster.ended
 	rm -rf dist .venv .cache .lab .site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@cache=$$(python3 -m tests.lab.places) && if [ -d "$$cache" ]; then \

@@ -46,6 +46,7 @@ RUN_BY = {
     "kroute show": "tests/scenarios/test_show.py",
     "kroute status": "tests/unit/cli/test_status.py",
     "make demo": "not run: it is for people to watch; tests/scenarios/ covers what it shows",
+    "make cluster": "tests/cluster/test_installation.py",
     "make test": "not run: it runs this test",
     "helm install": "tests/unit/test_documented_commands.py",
     "helm uninstall": A_CLUSTER,

@@ -1,0 +1,270 @@
+"""A cluster: a machine of the lab for the control plane and for each node, and the wire between them.
+
+The wire is a bridge in a network namespace of its own, with a tap device for each machine. Whoever is in this namespace
+is a host beside the nodes: so are kubectl, helm and the callers of the tests. Everything ends with this process,
+however that ends: the machines are killed with it, and the namespace has no name.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from tests.cluster import components, guest_commands, images
+from tests.cluster.components import CONTROL, WIRE, Place
+from tests.cluster.credentials import Credentials
+from tests.lab import kubernetes
+from tests.lab.kubernetes import required
+from tests.lab.namespaces import Namespace
+from tests.lab.places import PROJECT, cache
+from tests.lab.vm.kernels import BUILT
+from tests.lab.vm.machine import Machine
+
+PROGRAMS = ("etcd", *kubernetes.PARTS[:5], "agnhost")
+NODES = (Place("node1", 11), Place("node2", 12))
+NODE_MEMORY = 3072
+CONTROL_MEMORY = 2048
+"""MiB that a machine sees. The host provides what is used."""
+LONGEST_START = 900.0
+"""Seconds that only a cluster needs which never starts; usually it takes some two minutes."""
+COMMANDS_END_WITHIN = 600.0
+_POLL = 0.5
+
+
+def missing() -> str | None:
+    """What is to be fetched, or done, before there can be a cluster; None if all is here."""
+    if said := kubernetes.missing(*PROGRAMS):
+        return said
+    return None if BUILT.is_there else f"no kernel in {BUILT.directory}: run scripts/setup cluster"
+
+
+class ClusterError(Exception):
+    """The cluster is not as it should be. The message holds the last lines of the logs that may say why."""
+
+
+class Host:
+    """A machine of the cluster, which runs the `commands` of its components and has the `files` at their paths."""
+
+    def __init__(self, place: Place, memory: int, commands: dict[str, str], files: dict[str, str]) -> None:
+        self.place = place
+        self.name = place.name
+        self._machine = Machine(place.name, place.number, BUILT, memory)
+        self._components = tuple(commands)
+        rows = {**commands, "commands": components.commands_server()}
+        self._write("components", "".join(f"{name}\t{command}\n" for name, command in rows.items()))
+        for path, content in {**files, **components.files_of_machine(place)}.items():
+            self._write(f"files{path}", content)
+
+    @property
+    def address(self) -> str:
+        return self.place.addresses[0]
+
+    def start(self, wire: Namespace, store: Path | None = None) -> None:
+        """Switch it on. Its containerd has the images of a store."""
+        variables = {
+            "NAME": self.name,
+            "ADDRESSES": " ".join(self.place.with_prefixes),
+            "ROUTES": "\n".join(
+                [*(f"default via {at}" for at in WIRE.addresses), *components.routes(self.place, NODES)]
+            ),
+            "BIN": f"{images.containerd()}/usr/bin:{images.containerd()}/usr/sbin:{_bin()}",
+            "STORE": str(store / "node") if store is not None else "",
+        }
+        with wire.inside():
+            self._machine.start(
+                [str(Path(__file__).with_name("guest-machine"))],
+                environment=variables,
+                words=(f"vec0:transport=tap,ifname={self.name},depth=128,gro=1",),
+            )
+
+    def check(self) -> None:
+        """Raise MachineError if it has ended."""
+        self._machine.check()
+
+    def last_words(self, count: int = 8) -> str:
+        """The ends of the logs of its components, and of its console."""
+        logs = [self._machine.shared / f"{name}.log" for name in self._components]
+        said = (f"--- {self.name}: {log.name}\n{_end_of(log, count)}" for log in logs if log.exists())
+        return "\n".join([*said, f"--- {self.name}: console", self._machine.last_lines(count)])
+
+    def log(self, component: str) -> Path:
+        return self._machine.shared / f"{component}.log"
+
+    def close(self) -> None:
+        self._machine.close()
+
+    def _write(self, name: str, content: str) -> None:
+        path = self._machine.shared / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        path.chmod(0o600)
+
+
+class Cluster:
+    """A running cluster, for the length of a `with`."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="cluster-"))
+        self.wire = _wire([CONTROL, *NODES])
+        names = [*CONTROL.addresses, "127.0.0.1", "10.96.0.1", "fd00:10:96::1", "localhost"]
+        names += [f"kubernetes{more}" for more in ("", ".default", ".default.svc", ".default.svc.cluster.local")]
+        accounts = {"admin": "system:masters", **{f"system:node:{it.name}": "system:nodes" for it in NODES}}
+        server = f"https://{CONTROL.addresses[0]}:6443"
+        credentials = Credentials(self.directory / "credentials", server, names, accounts)
+        self.kubeconfig = self.directory / "kubeconfig"
+        self.kubeconfig.write_text(credentials.kubeconfig("admin"))
+        self.kubeconfig.chmod(0o600)
+        self.control = Host(CONTROL, CONTROL_MEMORY, *components.of_control_plane(credentials))
+        self.nodes = {it.name: Host(it, NODE_MEMORY, *components.of_node(it, credentials)) for it in NODES}
+
+    def __enter__(self) -> Self:
+        try:
+            store = images.prepare()
+            self.control.start(self.wire)
+            for node in self.nodes.values():
+                node.start(self.wire, store)
+            self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Switch everything off."""
+        for host in self.hosts:
+            host.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of a command beside the nodes."""
+        own = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        path = f"{_bin()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**own, "PATH": path, "KUBECONFIG": str(self.kubeconfig), "HOME": str(self.directory)}
+
+    def run(self, *argv: str, content: str = "", within: float = COMMANDS_END_WITHIN) -> str:
+        """Run a command beside the nodes; returns its output. Raises ClusterError if it fails."""
+        with self.wire.inside():
+            done = subprocess.run(
+                argv,
+                input=content,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=within,
+                cwd=PROJECT,
+                env=self.environment,
+            )
+        if done.returncode != 0:
+            raise ClusterError(f"{' '.join(argv)}: exit {done.returncode}: {done.stderr}{done.stdout}")
+        return done.stdout
+
+    def kubectl(self, *arguments: str, content: str = "") -> str:
+        """Run kubectl with this content as its standard input; returns its output."""
+        return self.run("kubectl", *arguments, content=content)
+
+    def apply(self, *objects: object) -> None:
+        """Apply objects, by the server."""
+        items = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", content=json.dumps(items))
+
+    def on(self, host: Host, command: str, *, check: bool = True) -> str:
+        """Run a shell command as root in a machine; returns its output. Raises ClusterError if it fails."""
+        with self.wire.inside():
+            code, output = guest_commands.ask(host.address, command)
+        if check and code != 0:
+            raise ClusterError(f"{host.name}: {command}: exit {code}: {output}")
+        return output
+
+    def wait_until(self, what: str, check: Callable[[], bool], within: float = 300.0) -> None:
+        """Return once it is so. Raises ClusterError, with the last words of all components, if it is not for long."""
+        end = time.monotonic() + within
+        reason: Exception | None = None
+        while time.monotonic() < end:
+            for host in self.hosts:
+                host.check()
+            try:
+                if check():
+                    return
+            except (ClusterError, OSError, ValueError) as error:
+                reason = error
+            time.sleep(_POLL)
+        words = "\n".join(host.last_words() for host in self.hosts)
+        raise ClusterError(f"after {within:.0f} s not: {what}{f' ({reason})' if reason else ''}\n{words}")
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        return (self.control, *self.nodes.values())
+
+    def _wait_until_ready(self) -> None:
+        self.wait_until("the API server is ready", self._api_server_is_ready, LONGEST_START)
+        self.apply(*(_node_object(node.place) for node in self.nodes.values()))
+        self.wait_until("all nodes are ready", self._nodes_are_ready, LONGEST_START)
+
+    def _api_server_is_ready(self) -> bool:
+        return self.kubectl("get", "--raw", "/readyz") == "ok"
+
+    def _nodes_are_ready(self) -> bool:
+        nodes = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
+        ready = [
+            node["metadata"]["name"]
+            for node in nodes
+            for it in node["status"].get("conditions", ())
+            if (it["type"], it["status"]) == ("Ready", "True")
+        ]
+        return set(ready) == set(self.nodes)
+
+
+def _node_object(place: Place) -> dict[str, object]:
+    """What the cluster, and not its kubelet, says of a node."""
+    labels = {"topology.kubernetes.io/zone": place.zone, "node-role.kubernetes.io/worker": ""}
+    networks = list(place.pod_networks)
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": place.name, "labels": labels},
+        "spec": {"podCIDR": networks[0], "podCIDRs": networks},
+    }
+
+
+def _wire(places: list[Place]) -> Namespace:
+    wire = Namespace.nameless()
+    lines = ["link set lo up", "link add wire type bridge"]
+    lines += [f"addr add {address} dev wire {'nodad' if ':' in address else ''}" for address in WIRE.with_prefixes]
+    lines.append("link set wire up")
+    for place in places:
+        lines += [
+            f"tuntap add {place.name} mode tap",
+            f"link set {place.name} master wire",
+            f"link set {place.name} up",
+        ]
+    lines += [f"route add {route}" for route in components.routes(WIRE, NODES)]
+    wire.ip("\n".join(lines) + "\n")
+    return wire
+
+
+def _bin() -> Path:
+    """A directory with the programs of Kubernetes under their names."""
+    directory = cache() / "cluster" / "bin"
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in PROGRAMS[:-1]:
+        link = directory / name
+        if link.resolve() != (program := required(name)):
+            with contextlib.suppress(FileNotFoundError):
+                link.unlink()
+            link.symlink_to(program)
+    return directory
+
+
+def _end_of(log: Path, count: int) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
