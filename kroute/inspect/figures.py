@@ -15,12 +15,7 @@ from kroute.model.document import Document, View
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan, VirtualServer
 from kroute.reconcile.batches import sliced
-from kroute.reconcile.comparison.virtual_servers import (
-    Condition,
-    condition_of,
-    count_ejected,
-    count_real_servers,
-)
+from kroute.reconcile.comparison.virtual_servers import Condition, condition_of, count_ejected, count_real_servers
 
 _NO_TRAFFIC = Traffic()
 

@@ -71,11 +71,7 @@ async def of_frontend(catalog: Catalog, broadcaster: Broadcaster, key: VirtualSe
     sharing = [(other, vip) for other in services for vip in other.vips if vip.address == key.address]
     plans: list[Plan | None] = [plan, broadcaster.node, *(other for other, _ in sharing if other is not plan)]
     return _planned_state(
-        catalog,
-        plan,
-        view,
-        _entries(each for each in plans if each is not None),
-        [vip for _, vip in sharing],
+        catalog, plan, view, _entries(each for each in plans if each is not None), [vip for _, vip in sharing]
     )
 
 

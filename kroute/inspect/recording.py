@@ -286,10 +286,7 @@ class NoConntrack(Recording[clients.ConntrackClient]):
         return []
 
 
-class RecordingTunnels(
-    Recording[clients.TunnelClient],
-    reads=("steered", "has_rules", "find", "strict_interface"),
-):
+class RecordingTunnels(Recording[clients.TunnelClient], reads=("steered", "has_rules", "find", "strict_interface")):
     """Direct return: reads the node's routes and rules, and finds pods. None is entered.
 
     So of a pod it is known whether it has the end of a tunnel, and not whether all of it is right, or is ours.

@@ -8,16 +8,7 @@ from kroute.base.schedulers import SCHEDULERS
 from kroute.model.addresses import Family, family_of
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
-from kroute.model.plan import (
-    AddressSet,
-    Problem,
-    Problems,
-    ServicePlan,
-    SetEntry,
-    Vip,
-    VirtualServer,
-    VirtualServerKey,
-)
+from kroute.model.plan import AddressSet, Problem, Problems, ServicePlan, SetEntry, Vip, VirtualServer, VirtualServerKey
 from kroute.model.steps import UNITS_A_STEP, Steps, parts, sort
 from kroute.planning.address_conflicts import conflict
 from kroute.planning.address_owners import AddressOwners
@@ -260,11 +251,7 @@ class Scheduling(NamedTuple):
 
 
 def scheduling_of(
-    service: Service,
-    slices: Collection[BackendSlice],
-    node: NodeFacts,
-    settings: Settings,
-    facts: WeightFacts | None,
+    service: Service, slices: Collection[BackendSlice], node: NodeFacts, settings: Settings, facts: WeightFacts | None
 ) -> Steps[Scheduling]:
     """How connections are divided over the real servers, and why so."""
     options = yield from _options(service, slices, settings, facts, Problems())

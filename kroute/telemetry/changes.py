@@ -23,16 +23,7 @@ import msgspec
 
 from kroute.base.histogram import Histogram
 from kroute.model.addresses import Family
-from kroute.model.objects import (
-    Applied,
-    Change,
-    Deleted,
-    EndpointSlice,
-    KubernetesObject,
-    Node,
-    ObjectKey,
-    Service,
-)
+from kroute.model.objects import Applied, Change, Deleted, EndpointSlice, KubernetesObject, Node, ObjectKey, Service
 from kroute.model.plan import Plan
 from kroute.reconcile.stage_gate import GOING_LIVE, Revision, Stage
 
@@ -101,10 +92,7 @@ class ChangeObserver:
     """Follows changes from their source to the kernel. `clock` gives monotonic seconds, `now` the Unix time."""
 
     def __init__(
-        self,
-        node_name: str,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
+        self, node_name: str, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
     ) -> None:
         self._programming = _NetworkProgramming(now)
         self.network_programming = self._programming.durations

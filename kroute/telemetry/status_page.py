@@ -11,11 +11,7 @@ from kroute.base.logs import RecentEvent
 from kroute.inspect import snapshot
 from kroute.inspect.figures import Figures, Rates
 from kroute.inspect.snapshot import VirtualServerRow
-from kroute.inspect.status import (
-    Status,
-    StatusProblem,
-    plan_problem,
-)
+from kroute.inspect.status import Status, StatusProblem, plan_problem
 from kroute.kernel.clients import IpvsReader
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey, VirtualServerState

@@ -127,7 +127,7 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts, *, ran
                 f"{comment(reasons.TO_EXTERNAL)} {external} -j KROUTE-MARK-MASQ",
             ],
             "KROUTE-MARK-MASQ": [
-                f"{comment('this packet is masqueraded on its way out')} -j MARK --set-xmark {mark}/{mark}",
+                f"{comment('this packet is masqueraded on its way out')} -j MARK --set-xmark {mark}/{mark}"
             ],
             "KROUTE-POSTROUTING": [
                 f"{comment(reasons.HAIRPIN)} {hairpin} -j MASQUERADE{random}",
@@ -197,7 +197,7 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
                 for protocol, how in _REFUSALS[family]
             ],
             "KROUTE-HEALTH-CHECK": [
-                f"{comment('a healthCheckNodePort')} {in_set(family, AddressSet.HEALTH_CHECK)} -j ACCEPT",
+                f"{comment('a healthCheckNodePort')} {in_set(family, AddressSet.HEALTH_CHECK)} -j ACCEPT"
             ],
             "KROUTE-FORWARD": [
                 f"{comment('marked as on its way to a Service')} -m mark --mark {mark}/{mark} -j ACCEPT",
@@ -238,11 +238,7 @@ def mangle_rules(settings: Settings, family: Family) -> TableRules:
     why = comment("kroute: direct return")
     return rules._replace(
         chains={**rules.chains, "KROUTE-DIRECT": [marking], "KROUTE-DELIVERED": [clearing]},
-        jumps=[
-            *rules.jumps,
-            ("PREROUTING", f"{why} -j KROUTE-DIRECT"),
-            ("INPUT", f"{why} -j KROUTE-DELIVERED"),
-        ],
+        jumps=[*rules.jumps, ("PREROUTING", f"{why} -j KROUTE-DIRECT"), ("INPUT", f"{why} -j KROUTE-DELIVERED")],
     )
 
 

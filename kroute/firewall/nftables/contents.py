@@ -15,14 +15,7 @@ from kroute.firewall.nftables.names import BY_NAME, DEFINITIONS, TABLES, full_na
 from kroute.firewall.sets import SHAPES, FullSets, Room
 from kroute.kernel.clients import NftablesClient
 from kroute.kernel.errors import KernelError, describe_errno
-from kroute.kernel.nftables.objects import (
-    AddElements,
-    DeleteElements,
-    ElementChange,
-    FlushSet,
-    NftChange,
-    is_interval,
-)
+from kroute.kernel.nftables.objects import AddElements, DeleteElements, ElementChange, FlushSet, NftChange, is_interval
 from kroute.kernel.set_elements import element_text
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet, Element, SetEntry

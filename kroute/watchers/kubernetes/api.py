@@ -424,12 +424,7 @@ def _clients(configuration: Configuration, servers: Sequence[str]) -> Callable[[
 
 def _new_client(configuration: Configuration, tls: SSLContext | None, server: str) -> HttpClient:
     try:
-        return HttpClient(
-            server,
-            tls,
-            server_name=configuration.tls_server_name,
-            proxy=configuration.proxy,
-        )
+        return HttpClient(server, tls, server_name=configuration.tls_server_name, proxy=configuration.proxy)
     except ValueError as error:
         raise ConfigurationError(f"{server} cannot be asked: {_what(error)}") from error
 

@@ -136,10 +136,7 @@ class Reflector:
             return
         pause = self._retry_policy.pause(error, while_watching=failed == "watch")
         self._log.warning(
-            f"{failed}.failed",
-            error=str(error),
-            next="list" if self._must_list else "watch",
-            retry_in=round(pause, 1),
+            f"{failed}.failed", error=str(error), next="list" if self._must_list else "watch", retry_in=round(pause, 1)
         )
         if pause:
             await self._timing.sleep(pause)

@@ -96,12 +96,7 @@ async def _output(arguments: list[str], environment: dict[str, str]) -> bytes:
     """What a program prints. It runs in a session of its own, which is killed with all that it has started."""
     name, pipe = arguments[0], asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *arguments,
-        env=environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=pipe,
-        stderr=pipe,
-        start_new_session=True,
+        *arguments, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
     )
     try:
         async with asyncio.timeout(TIME_OUT), asyncio.TaskGroup() as group:

@@ -136,12 +136,7 @@ class HttpClient:
     """
 
     def __init__(
-        self,
-        url: str,
-        tls: ssl.SSLContext | None,
-        *,
-        server_name: str | None = None,
-        proxy: str | None = None,
+        self, url: str, tls: ssl.SSLContext | None, *, server_name: str | None = None, proxy: str | None = None
     ) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or ""
