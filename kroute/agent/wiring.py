@@ -38,13 +38,12 @@ from kroute.runtime.source import ObjectSource
 from kroute.runtime.state_dir import AnotherKrouteError, StateDirectory
 from kroute.settings import WAIT, Settings
 from kroute.settings.text import without_user
-from kroute.telemetry import statistics
 from kroute.telemetry.agent_parts import AgentParts
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder, log_node
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
-from kroute.telemetry.statistics import NewestMeasurements, Statistics, watch_statistics
+from kroute.telemetry.statistics import NEWEST_QUESTION, NewestMeasurements, Statistics, watch_statistics
 from kroute.watchers import Sink
 from kroute.watchers.kubernetes.requests import ApiUse
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
@@ -116,7 +115,7 @@ class Agent:
             faults=source.faults,
         )
         self._observation = Observation(parts, self._recorder)
-        self._answers = {**self._observation.answers, statistics.NEWEST_QUESTION: self._measured}
+        self._answers = {**self._observation.answers, NEWEST_QUESTION: self._measured}
 
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
         """Serve the node until `stop` is set. The kernel's state stays as it is then."""
@@ -244,14 +243,17 @@ class Agent:
         )
 
     def _statistics(self) -> Statistics:
-        return statistics.statistics(
-            {kind: watch_statistics(reflector) for kind, reflector in self._source.reflectors.items()},
-            self._broadcaster.statistics(),
-            self._controllers.statistics(),
-            dict(self._kernel.sockets),
-            self._loop_watch.statistics(),
-            self._changes.statistics(),
-            self._source.api.use() if self._source.api is not None else ApiUse(),
+        api = self._source.api.use() if self._source.api is not None else ApiUse()
+        return Statistics(
+            watches={kind: watch_statistics(reflector) for kind, reflector in self._source.reflectors.items()},
+            queues=self._broadcaster.statistics(),
+            controllers=self._controllers.statistics(),
+            sockets=dict(self._kernel.sockets),
+            loop=self._loop_watch.statistics(),
+            latency=self._changes.statistics(),
+            requests=api.requests,
+            api_server=api.server,
+            api_failovers=api.failovers,
         )
 
     async def _measured(self, _about: str) -> bytes:

@@ -24,7 +24,8 @@ from kroute.director.probes import NodeProbes
 from kroute.director.settings import DirectorSettings
 from kroute.inspect import agent_socket, snapshot, support
 from kroute.inspect import status as inspected
-from kroute.inspect.director_status import DirectorParts, director_status
+from kroute.inspect.director_status import director_status
+from kroute.inspect.status import Source
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.net.announcements import Announcer
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
@@ -222,20 +223,20 @@ class Director:
         return encode(snapshot.of_agent(self._broadcaster.services.values(), await _kernel_table()))
 
     async def _answer_status(self, _about: str) -> bytes:
-        parts = DirectorParts(
+        is_away = self._api.presence.is_away or self._election.has_missed
+        status = director_status(
+            await _kernel_table(),
             node=self._settings.common.node_name,
             started=self._started,
             election=self._election.role.value,
             is_live=self._routing.live.is_set(),
-            is_changed=self._changed.is_set(),
+            pending=max(int(self._changed.is_set()), *(queue.depth for queue in self._broadcaster.statistics())),
             plans=list(self._broadcaster.services.values()),
-            queues=self._broadcaster.statistics(),
             work=self._routing.statistics(),
             failing=[f"{probe.kind} {probe.address} port {probe.port}" for probe in self._probes.failing],
-            is_away=self._api.presence.is_away or self._election.has_missed,
-            server=without_user(self._api.server),
+            source=Source("api", connected=not is_away, server=without_user(self._api.server)),
         )
-        return encode(director_status(parts, await _kernel_table()))
+        return encode(status)
 
 
 async def _kernel_table() -> snapshot.KernelTable:

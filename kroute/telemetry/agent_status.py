@@ -37,7 +37,9 @@ class AgentStatus:
         self._parts = parts
         services, limit = parts.broadcaster.services, parts.settings.metrics_services
         self.kernel = KernelReader(lambda: list(services.values()), limit, parts.open_ipvs)
-        self._shared: SharedAnswers[None, SharedState] = SharedAnswers(self._compare)
+        self._shared: SharedAnswers[None, SharedState] = SharedAnswers(
+            lambda _question: shared_state.shared_state(parts.catalog, services)
+        )
 
     async def answer(self, about: str) -> bytes:
         """The status in JSON, with the digest if `about` asks for it."""
@@ -69,7 +71,7 @@ class AgentStatus:
             last_resync=rfc3339(min((each.last_resync for each in resynced), default=0)),
             last_look=rfc3339(min((each.last_look for each in resynced), default=0)),
             source=source,
-            shared=await self._digest() if with_digest else "",
+            shared=await shared_state.digest(await self._shared.get(None)) if with_digest else "",
         )
         denied = [kind for kind, watch in counted.watches.items() if watch.is_denied]
         complaints = [] if waits_for else parts.controllers.complaints()
@@ -81,7 +83,7 @@ class AgentStatus:
                 *manifest_problems(parts.faults()),
                 *work_problems(complaints, counted.controllers),
                 *kernel_problems(found.served, unreadable, is_settled=found.is_settled),
-                *eligibility_problems(parts.changes.ineligible()),
+                *eligibility_problems(parts.changes.ineligible),
                 *set_problems(parts.controllers.set_fills()),
                 *plan_problems(plans),
             ],
@@ -104,10 +106,3 @@ class AgentStatus:
             resource_versions={kind: watch.resource_version for kind, watch in watches.items()},
             server=without_user(counted.api_server),
         )
-
-    async def _digest(self) -> str:
-        return await shared_state.digest(await self._shared.get(None))
-
-    async def _compare(self, _question: None) -> SharedState:
-        """What every node should plan."""
-        return await shared_state.shared_state(self._parts.catalog, self._parts.broadcaster.services)

@@ -94,14 +94,16 @@ class ChangeObserver:
     def __init__(
         self, node_name: str, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
     ) -> None:
-        self._programming = _NetworkProgramming(now)
-        self.network_programming = self._programming.durations
+        self.programming = NetworkProgramming(now)
         self.newest: deque[Measurement] = deque(maxlen=KEPT)
         self.counts: Counter[str] = Counter()
         self.last_read = 0.0
+        self.ineligible: str | None = None
+        """Why load balancers should send no new connections to this node, if they should not: kube-proxy's rule
+        (proxy_health.go, SyncNode). None also before the Node object is known."""
         self._clock = clock
         self._now = now
-        self._eligibility = NodeEligibility(node_name)
+        self._node = ObjectKey("", node_name)
         self._latency = Histogram(LATENCY_BOUNDS)
         self._read_at: float | None = None
         self._underway: dict[ObjectKey, list[_Underway]] = {}
@@ -117,12 +119,15 @@ class ChangeObserver:
                 case Applied(item, triggered):
                     self._count(type(item), item.service_key if isinstance(item, EndpointSlice) else item.key)
                     if triggered is not None and isinstance(item, EndpointSlice):
-                        self._programming.read(item, triggered)
+                        self.programming.read(item, triggered)
+                    if isinstance(item, Node) and item.key == self._node:
+                        self.ineligible = _why_ineligible(item)
                 case Deleted(kind, key):
                     self._count(kind, key)
+                    if kind is Node and key == self._node:
+                        self.ineligible = f"the Node {key} no longer exists"
                 case _:
                     pass
-            self._eligibility.read(change)
 
     def published(self, plans: Iterable[Plan]) -> None:
         """Record plans that result from the changes."""
@@ -138,7 +143,7 @@ class ChangeObserver:
     def planned(self) -> None:
         """Record that everything read has been planned. A change without a new plan is completed."""
         self._read_at = None
-        self._programming.planned(self._underway)
+        self.programming.planned(self._underway)
         for keys in self._pending.values():
             keys.intersection_update(self._underway)
 
@@ -163,10 +168,6 @@ class ChangeObserver:
         """
         return len(self._pending[kind.__name__])
 
-    def ineligible(self) -> str | None:
-        """Why load balancers should send no new connections to this node, or None."""
-        return self._eligibility.ineligible
-
     def statistics(self) -> LatencyStatistics:
         """The current programming latencies."""
         oldest = min((underway[0].since for underway in self._underway.values()), default=None)
@@ -190,7 +191,7 @@ class ChangeObserver:
             self.newest.append(Measurement(now, seconds))
         if not underway:
             del self._underway[key]
-            self._programming.done(key)
+            self.programming.done(key)
             for keys in self._pending.values():
                 keys.discard(key)
 
@@ -200,7 +201,7 @@ class ChangeObserver:
             self._pending[kind.__name__].add(key)
 
 
-class _NetworkProgramming:
+class NetworkProgramming:
     """Measures from the change of a pod until its Service's plans are in the kernel.
 
     It leaves out changes of pods before the start, as kube-proxy does: this process did not cause their delay.
@@ -237,28 +238,6 @@ class _NetworkProgramming:
     def _observe(self, triggered: Collection[_Trigger]) -> None:
         for family, moment in triggered:
             self.durations[family].observe(max(0.0, self._now() - moment))
-
-
-class NodeEligibility:
-    """Ineligible is a Node that is being deleted, or has REMOVAL_TAINT.
-
-    This is kube-proxy's rule (proxy_health.go, SyncNode).
-    """
-
-    def __init__(self, node_name: str) -> None:
-        self.ineligible: str | None = None
-        """Why no new connections should go to this node. None if they may, also before the Node object is known."""
-        self._node = ObjectKey("", node_name)
-
-    def read(self, change: Change) -> None:
-        """Take the change into account if it is of this Node."""
-        match change:
-            case Applied(Node() as node) if node.key == self._node:
-                self.ineligible = _why_ineligible(node)
-            case Deleted(kind, key) if kind is Node and key == self._node:
-                self.ineligible = f"the Node {key} no longer exists"
-            case _:
-                pass
 
 
 def _why_ineligible(node: Node) -> str | None:

@@ -70,7 +70,7 @@ class Health:
         causes = [] if waiting else controllers.complaints()
         if waiting and probe is not HealthEndpoint.LIVEZ:
             causes.append(waiting)
-        reason = self._parts.changes.ineligible() if probe is HealthEndpoint.HEALTHZ else None
+        reason = self._parts.changes.ineligible if probe is HealthEndpoint.HEALTHZ else None
         if reason is not None:
             causes.append(reason)
         if probe is HealthEndpoint.READYZ and not (waiting or controllers.is_live):

@@ -14,7 +14,7 @@ from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.changes import LatencyStatistics, Measurement
 from kroute.telemetry.loop_watch import LoopStatistics, Round
-from kroute.watchers.kubernetes.requests import ApiUse, RequestSeries
+from kroute.watchers.kubernetes.requests import RequestSeries
 
 if TYPE_CHECKING:
     from kroute.watchers.kubernetes.reflector import Reflector
@@ -53,19 +53,26 @@ class WatchStatistics(msgspec.Struct):
     is_away: bool = False
 
 
-class Statistics(msgspec.Struct):
-    """Counts since the agent's start.
+def memory(status: Path = Path("/proc/self/status")) -> MemoryStatistics:
+    """The memory of the process whose status file this is (proc(5))."""
+    fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    resident, peak = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    return MemoryStatistics(resident, peak)
+
+
+class Statistics(msgspec.Struct, kw_only=True):
+    """Counts since the agent's start: those of its parts, and by default those of this process now.
 
     `now` is the monotonic clock's time, `unix_time` the wall clock's. `cpu` is seconds of processor time. `collections`
     are the garbage collector's, by generation. `api_server` is the URL of the API server in use; `api_failovers` counts
     how often it has changed.
     """
 
-    now: float
-    unix_time: float
-    cpu: float
-    memory: MemoryStatistics
-    collections: list[int]
+    now: float = msgspec.field(default_factory=time.monotonic)
+    unix_time: float = msgspec.field(default_factory=time.time)
+    cpu: float = msgspec.field(default_factory=time.process_time)
+    memory: MemoryStatistics = msgspec.field(default_factory=memory)
+    collections: list[int] = msgspec.field(default_factory=lambda: [each["collections"] for each in gc.get_stats()])
     watches: dict[str, WatchStatistics]
     queues: list[QueueStatistics]
     controllers: dict[str, ControllerStatistics]
@@ -82,34 +89,6 @@ class NewestMeasurements(msgspec.Struct):
 
     rounds: list[Round]
     latencies: list[Measurement]
-
-
-def statistics(
-    watches: dict[str, WatchStatistics],
-    queues: list[QueueStatistics],
-    controllers: dict[str, ControllerStatistics],
-    sockets: dict[str, NetlinkStatistics],
-    loop: LoopStatistics,
-    latency: LatencyStatistics,
-    api: ApiUse,
-) -> Statistics:
-    """The counters of the parts, with those of the process."""
-    return Statistics(
-        now=time.monotonic(),
-        unix_time=time.time(),
-        cpu=time.process_time(),
-        memory=memory(),
-        collections=[generation["collections"] for generation in gc.get_stats()],
-        watches=watches,
-        queues=queues,
-        controllers=controllers,
-        sockets=sockets,
-        loop=loop,
-        latency=latency,
-        requests=api.requests,
-        api_server=api.server,
-        api_failovers=api.failovers,
-    )
 
 
 def watch_statistics(reflector: "Reflector") -> WatchStatistics:
@@ -138,10 +117,3 @@ def process_figures() -> ProcessFigures:
     mapped_pages = int(Path("/proc/self/statm").read_text().split()[0])
     descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
     return ProcessFigures(mapped_pages * _PAGE, descriptors, _STARTED, dropped_lines())
-
-
-def memory(status: Path = Path("/proc/self/status")) -> MemoryStatistics:
-    """The memory of the process whose status file this is (proc(5))."""
-    fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    resident, peak = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
-    return MemoryStatistics(resident, peak)

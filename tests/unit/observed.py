@@ -20,8 +20,8 @@ from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
-from kroute.telemetry.statistics import Statistics, WatchStatistics, statistics
-from kroute.watchers.kubernetes.requests import ApiUse, RequestStatistics
+from kroute.telemetry.statistics import Statistics, WatchStatistics
+from kroute.watchers.kubernetes.requests import RequestStatistics
 from tests.builders import facts, settings
 from tests.unit.load_balancer import LOCALHOST, free_ports
 
@@ -142,14 +142,15 @@ class Observed:
         self.observation = Observation(self.parts, self.recorder)
 
     def statistics(self) -> Statistics:
-        return statistics(
-            self.watches,
-            self.broadcaster.statistics(),
-            dict(self.workers.counters),
-            {"ipvs": NetlinkStatistics(messages=7, bytes=700, sends=2)},
-            LoopWatch().statistics(),
-            self.changes.statistics(),
-            ApiUse("https://admin:SECRET@192.0.2.1:6443", 0, self.requests.series()),
+        return Statistics(
+            watches=self.watches,
+            queues=self.broadcaster.statistics(),
+            controllers=dict(self.workers.counters),
+            sockets={"ipvs": NetlinkStatistics(messages=7, bytes=700, sends=2)},
+            loop=LoopWatch().statistics(),
+            latency=self.changes.statistics(),
+            requests=self.requests.series(),
+            api_server="https://admin:SECRET@192.0.2.1:6443",
         )
 
     async def create(self, _path: str, body: Mapping[str, object]) -> None:

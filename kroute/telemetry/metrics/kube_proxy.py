@@ -46,7 +46,7 @@ ROWS: tuple[Row, ...] = (
               _of_each_family(lambda now: now.parts.controllers.passes()[ServiceProxy.name])),
     histogram("kubeproxy_network_programming_duration_seconds",
               "From the change of a pod or Service, as its EndpointSlice says, to the kernel of this node.",
-              by("ip_family", lambda now: now.parts.changes.network_programming.items())),
+              by("ip_family", lambda now: now.parts.changes.programming.durations.items())),
     gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds",
           "The Unix time when every controller had last done a pass that did not fail.",
           _of_each_family(lambda now: now.health.last_updated())),

@@ -19,7 +19,7 @@ class Node:
     def __init__(self) -> None:
         self.now = START
         self.changes = ChangeObserver("node", lambda: self.now, lambda: self.now)
-        self.programming = self.changes.network_programming["IPv4"]
+        self.programming = self.changes.programming.durations["IPv4"]
 
     def reads(self, triggered: float | None, *, name: str = "web") -> None:
         labels = {SERVICE_NAME_LABEL: name}
@@ -132,7 +132,7 @@ def test_each_family_is_measured_by_itself(node: Node) -> None:
     named = EndpointSlice(ObjectMeta("web-n", "default", labels={SERVICE_NAME_LABEL: "web"}), "FQDN")
     node.changes.read([Applied(item, START), Applied(named, START)])
     node.passes(node.plans(1), *GOING_LIVE)
-    assert [node.changes.network_programming[family].count for family in ("IPv4", "IPv6")] == [0, 1]
+    assert [node.changes.programming.durations[family].count for family in ("IPv4", "IPv6")] == [0, 1]
 
 
 def test_changes_are_pending_until_every_stage_is_passed(node: Node) -> None:

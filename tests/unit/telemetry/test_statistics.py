@@ -12,8 +12,8 @@ from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.loop_watch import LoopWatch
-from kroute.telemetry.statistics import Statistics, WatchStatistics, memory, statistics
-from kroute.watchers.kubernetes.requests import ApiUse, RequestSeries
+from kroute.telemetry.statistics import Statistics, WatchStatistics, memory
+from kroute.watchers.kubernetes.requests import RequestSeries
 
 MIB = 1 << 20
 
@@ -30,14 +30,16 @@ def test_the_memory_of_this_process_is_known():
 
 
 def test_what_the_parts_count_survives_the_way_over_the_socket():
-    counted = statistics(
-        {"Service": WatchStatistics(1, 2, 3, 0, 10, 0, "77")},
-        [QueueStatistics("route_fix", 3, 0.25)],
-        {"service_proxy": ControllerStatistics(writes=5)},
-        {"ipvs": NetlinkStatistics(messages=7, seconds=0.5)},
-        LoopWatch().statistics(),
-        ChangeObserver("node").statistics(),
-        ApiUse("https://10.0.0.1", 1, [RequestSeries("10.0.0.1:443", "GET", {"200": 3}, [1, 2], 0.5)]),
+    counted = Statistics(
+        watches={"Service": WatchStatistics(1, 2, 3, 0, 10, 0, "77")},
+        queues=[QueueStatistics("route_fix", 3, 0.25)],
+        controllers={"service_proxy": ControllerStatistics(writes=5)},
+        sockets={"ipvs": NetlinkStatistics(messages=7, seconds=0.5)},
+        loop=LoopWatch().statistics(),
+        latency=ChangeObserver("node").statistics(),
+        requests=[RequestSeries("10.0.0.1:443", "GET", {"200": 3}, [1, 2], 0.5)],
+        api_server="https://10.0.0.1",
+        api_failovers=1,
     )
     assert msgspec.json.decode(msgspec.json.encode(counted), type=Statistics) == counted
     assert counted.cpu > 0
