@@ -21,7 +21,7 @@ from kroute.checks import preflight
 from kroute.checks.other_proxies import ProxyTraces
 from kroute.checks.ownership import WAITING_LOOK, Ownership
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.firewall.backend import Choice, node_clients, settled
+from kroute.firewall.backend import Choice, node_clients, settled_on
 from kroute.firewall.succession import replace_others
 from kroute.inspect import agent_socket
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
@@ -275,7 +275,7 @@ async def serve(
         log.error("prerequisite.missing", prerequisite=str(prerequisite))
     if missing or choice is None:
         return 1
-    settings = settled(settings, choice)
+    settings = settled_on(settings, choice.name)
     clean_up = partial(_clean_up, settings) if settings.cleanup_on_exit else None
     return await run_claimed(
         stop, partial(_claimed, settings, choice), partial(_agent, settings, choice, loop_watch, cluster), clean_up

@@ -10,7 +10,7 @@ from kroute.checks.neighbours import calico_traces, check_calico, check_host_fir
 from kroute.checks.other_proxies import Trace, leftovers
 from kroute.checks.preflight import has_capability
 from kroute.controllers.ipvs.sysctls import SYSCTLS, Circumstances
-from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled
+from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled_on
 from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
 from kroute.kernel.clients import IpvsClient, LinkClient, SysctlClient
@@ -46,7 +46,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     findings += check_sysctls(Sysctls(settings.proc_sys), circumstances)
     if failures or choice is None:
         return findings  # without capabilities and modules the kernel does not answer the other checks
-    settings = settled(settings, choice)
+    settings = settled_on(settings, choice.name)
     reads_legacy = preflight.has_capability(preflight.CAPABILITY_NUMBERS["NET_RAW"])
     async with open_kernel(only=_clients(settings, reads_legacy=reads_legacy)) as kernel, Nftables() as nftables:
         findings += await check_firewall(firewall_of(settings, kernel), ipv6=ipv6)

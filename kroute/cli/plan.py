@@ -11,7 +11,7 @@ from kroute.cli.parameters.settings_command import FlagsCommand
 from kroute.cli.terminal.formats import output_option, show
 from kroute.cli.terminal.output import DIFFERENT, DONE, refusing
 from kroute.cli.terminal.screen import Screen
-from kroute.firewall.backend import choose, node_clients, settled
+from kroute.firewall.backend import choose, node_clients, settled_on
 from kroute.inspect.dry_run import PlannedChanges, dry_run
 from kroute.kernel.errors import KernelError
 from kroute.kernel.node_kernel import open_kernel
@@ -56,7 +56,7 @@ async def changes_of(settings: Settings) -> PlannedChanges:
     for finding in await preflight.interface_findings(settings):
         raise KernelError(str(finding))
     plans = await plans_of(settings)
-    settings = settled(settings, await choose(settings))
+    settings = settled_on(settings, (await choose(settings)).name)
     async with open_kernel(settings.proc_sys, only=node_clients(settings)) as kernel:
         return await dry_run(settings, plans, kernel)
 

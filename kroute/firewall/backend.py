@@ -107,11 +107,6 @@ async def choose(settings: Settings) -> Choice:
     return Choice(PREFERRED, "the kernel has what it needs")
 
 
-def settled(settings: Settings, choice: Choice) -> Settings:
-    """The settings with the backend that was chosen."""
-    return settled_on(settings, choice.name)
-
-
 def settled_on(settings: Settings, name: str) -> Settings:
     """The settings with the backend of this name."""
     return msgspec.structs.replace(settings, firewall=name)

@@ -33,23 +33,6 @@ class Packet(NamedTuple):
         return family_of(self.destination)
 
 
-class Ruling(StrEnum):
-    """What the rules do with a packet before IPVS takes it."""
-
-    PASSED = "passed"
-    REFUSED = "refused"
-    """The client gets a TCP reset or an ICMP error at once."""
-    DROPPED = "dropped"
-    """The client gets no answer."""
-
-
-class PacketAdmission(NamedTuple):
-    """Whether a packet reaches IPVS. `why` is the comment of the rule that decided; "" if no rule matched."""
-
-    ruling: Ruling
-    why: str
-
-
 class SourceChoice(NamedTuple):
     """The source with which a packet leaves for a real server.
 
@@ -84,9 +67,21 @@ class Ending(StrEnum):
     """Nothing: it has passed all rules."""
     ACCEPTED = "accepted"
     DROPPED = "dropped"
+    """The client gets no answer."""
     REFUSED = "refused"
+    """The client gets a TCP reset or an ICMP error at once."""
     TRANSLATED = "translated"
     """It has another source."""
+
+
+class PacketAdmission(NamedTuple):
+    """Whether a packet reaches IPVS, unless `ending` is DROPPED or REFUSED.
+
+    `why` is the comment of the rule that decided; "" if no rule matched.
+    """
+
+    ending: Ending
+    why: str
 
 
 class TraceResult(msgspec.Struct, frozen=True):
@@ -152,11 +147,8 @@ class Rules(msgspec.Struct, frozen=True):
         if outcome.ending is Ending.NONE and is_own and not has_virtual_server:
             outcome = self.trace(Hook.INPUT, packet._replace(in_interface="lo"), sets)
         *_, why = ["", *(text for text in outcome.met if text not in _SAY_LITTLE)]
-        if outcome.ending in {Ending.NONE, Ending.ACCEPTED}:
-            return PacketAdmission(Ruling.PASSED, why)
-        if outcome.ending is Ending.REFUSED:
-            return PacketAdmission(Ruling.REFUSED, f"{why} ({outcome.detail})")
-        return PacketAdmission(Ruling.DROPPED, why)
+        refused = f" ({outcome.detail})" if outcome.ending is Ending.REFUSED else ""
+        return PacketAdmission(outcome.ending, why + refused)
 
     def sources(self, packet: Packet, real_servers: Sequence[tuple[str, int]], sets: Sets) -> list[SourceChoice]:
         """The source that each of these real servers sees in an admitted packet, in their order.

@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 from kroute import __version__
 from kroute.inspect.figures import total_of
 from kroute.inspect.status import (
-    Severity,
     Source,
     State,
     Status,
@@ -15,6 +14,7 @@ from kroute.inspect.status import (
     rfc3339,
     served,
     source_problems,
+    warning,
     with_problems,
     work_problems,
 )
@@ -67,4 +67,4 @@ def director_status(
 
 def _unanswered(probe: str) -> StatusProblem:
     step = "see whether that node is up and kroute runs there; its real servers get no new connections meanwhile"
-    return StatusProblem(Severity.WARNING, "", "NodeFailing", f"{probe} does not answer", step)
+    return warning("NodeFailing", f"{probe} does not answer", step)

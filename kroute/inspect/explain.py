@@ -12,8 +12,8 @@ from typing import ClassVar
 import msgspec
 
 from kroute.base.wording import host_port
-from kroute.firewall.backend import choose, clients_of, firewall_of, settled
-from kroute.firewall.packet_trace import Packet, Rules, Ruling, SourceChoice
+from kroute.firewall.backend import choose, clients_of, firewall_of, settled_on
+from kroute.firewall.packet_trace import Ending, Packet, Rules, SourceChoice
 from kroute.firewall.protocol import Firewall
 from kroute.firewall.reasons import IN_WORDS
 from kroute.firewall.sets import Sets
@@ -166,9 +166,10 @@ async def explain(
     planned state, if an agent answered. `facts` are used instead of its node facts otherwise. Raises KernelError if the
     kernel does not tell its state.
     """
-    node = planned.node if planned is not None else facts
+    known = planned or PlannedState(facts, "", None, [], [], [], [])
+    node, view = known.node, known.view
     family = family_of(key.address)
-    settings = settled(settings, await choose(settings))
+    settings = settled_on(settings, (await choose(settings)).name)
     async with open_kernel(only=("ipvs", "addresses", *clients_of(settings))) as kernel, RouteLookup() as lookup:
         firewall = firewall_of(settings, kernel)
         applied = await read_applied_state(settings.dummy_interface, key, kernel, firewall, lookup)
@@ -178,25 +179,26 @@ async def explain(
     if planned is not None:
         differences = [*_differences(key, planned, applied, firewall), *differences]
     real_servers = applied.server.real_servers if applied.server else {}
+    scheduler = applied.server.options.scheduler if applied.server else ""
     return Explanation(
         protocol=key.protocol.name,
         address=key.address,
         port=key.port,
         source="agent" if planned is not None else "kernel",
-        service=planned.service if planned is not None else "",
-        frontend=_frontend(key, planned),
+        service=known.service,
+        frontend=next((one for one in view.frontends if one.key == key), None) if view is not None else None,
         is_bound=key.address in applied.bound,
         route=RouteView(*applied.route) if applied.route is not None else None,
-        scheduler=applied.server.options.scheduler if applied.server else "",
+        scheduler=scheduler,
         real_servers=[
             RealServerView(*server, real.weight, real.active, real.inactive)
             for server, real in sorted(real_servers.items())
         ],
         verdicts=[judge(key, one, applied, rules) for one in clients],
         differences=differences,
-        problems=planned.problems if planned is not None else [],
+        problems=known.problems,
         is_steered=applied.is_steered,
-        scheduler_reason=_scheduler_reason(planned, applied),
+        scheduler_reason=view.scheduler_reason if view is not None and view.scheduler == scheduler else "",
     )
 
 
@@ -221,18 +223,6 @@ async def _clients(
         interface = settings.pod_bridge_interface or settings.pod_interface_name_prefix
         clients.append(Client("a pod of this node", ELSEWHERE[family], interface))
     return [*clients, Client("elsewhere", ELSEWHERE[family], SOME_INTERFACE)]
-
-
-def _scheduler_reason(planned: PlannedState | None, applied: AppliedState) -> str:
-    view = planned.view if planned is not None else None
-    has_planned = view is not None and applied.server is not None and applied.server.options.scheduler == view.scheduler
-    return view.scheduler_reason if view is not None and has_planned else ""
-
-
-def _frontend(key: VirtualServerKey, planned: PlannedState | None) -> FrontendView | None:
-    if planned is None or planned.view is None:
-        return None
-    return next((frontend for frontend in planned.view.frontends if frontend.key == key), None)
 
 
 def _differences(key: VirtualServerKey, planned: PlannedState, applied: AppliedState, firewall: Firewall) -> list[str]:
@@ -278,7 +268,7 @@ async def read_applied_state(
     )
 
 
-_AGAINST = {Ruling.REFUSED: Fate.REFUSED, Ruling.DROPPED: Fate.DROPPED}
+_AGAINST = {Ending.REFUSED: Fate.REFUSED, Ending.DROPPED: Fate.DROPPED}
 
 
 def judge(key: VirtualServerKey, client: Client, applied: AppliedState, rules: Rules) -> Verdict:
@@ -296,9 +286,9 @@ def _fate(packet: Packet, applied: AppliedState, rules: Rules) -> tuple[Fate, st
         return Fate.PASSED_ON, "the address is not this node's, and no local route leads to it"
     if applied.route is None and not packet.in_interface:
         return Fate.REFUSED, "this node has no route towards it, and its own calls need one"
-    ruling, why = rules.admission(packet, applied.sets, has_virtual_server=applied.server is not None)
-    if ruling in _AGAINST:
-        return _AGAINST[ruling], why
+    ending, why = rules.admission(packet, applied.sets, has_virtual_server=applied.server is not None)
+    if ending in _AGAINST:
+        return _AGAINST[ending], why
     if applied.serving:
         return Fate.SERVED, why or "no rule is against it"
     if applied.server is not None:

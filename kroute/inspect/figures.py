@@ -3,6 +3,7 @@
 Metrics, `kroute status` of an agent or a director, the status page and `kroute show services` all use it.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import ClassVar, NamedTuple, Self
 
@@ -165,8 +166,8 @@ class ServiceList(Document):
 
 def list_services(snapshot: Snapshot) -> ServiceList:
     """The Services of an agent's snapshot by name, including those that only have problems."""
-    figures: dict[str, Figures] = {}
-    problems: dict[str, list[str]] = {}
+    figures: defaultdict[str, Figures] = defaultdict(Figures)
+    problems: defaultdict[str, list[str]] = defaultdict(list)
     for server in snapshot.virtual_servers:
         of_server = Figures(
             virtual_servers=1,
@@ -177,12 +178,12 @@ def list_services(snapshot: Snapshot) -> ServiceList:
             active=server.active,
             inactive=server.inactive,
         )
-        figures.setdefault(server.service, Figures()).include(of_server)
+        figures[server.service].include(of_server)
     for problem in snapshot.problems:
-        problems.setdefault(problem.service, []).append(f"{problem.reason}: {problem.message}")
+        problems[problem.service].append(f"{problem.reason}: {problem.message}")
     rows = []
     for name in sorted((figures.keys() | problems.keys()) - {""}):
-        of = figures.get(name, Figures())
+        of = figures[name]
         counts = of.virtual_servers, of.serving, of.active, of.inactive
-        rows.append(ServiceRow(name, *counts, of.state or Condition.SERVING, problems.get(name, [])))
+        rows.append(ServiceRow(name, *counts, of.state or Condition.SERVING, problems[name]))
     return ServiceList(rows)

@@ -59,7 +59,7 @@ async def of_service(catalog: Catalog, broadcaster: Broadcaster, key: ObjectKey)
     if view is None:
         return None
     plan = broadcaster.services.get(key) or ServicePlan(key)
-    return _planned_state(catalog, plan, view, _entries([plan]))
+    return _planned_state(catalog, view, plan, [plan], list(plan.vips))
 
 
 async def of_frontend(catalog: Catalog, broadcaster: Broadcaster, key: VirtualServerKey) -> PlannedState:
@@ -69,34 +69,25 @@ async def of_frontend(catalog: Catalog, broadcaster: Broadcaster, key: VirtualSe
     plan = broadcaster.services.get(holder) if holder is not None else None
     services = broadcaster.services.values()
     sharing = [(other, vip) for other in services for vip in other.vips if vip.address == key.address]
-    plans: list[Plan | None] = [plan, broadcaster.node, *(other for other, _ in sharing if other is not plan)]
-    return _planned_state(
-        catalog, plan, view, _entries(each for each in plans if each is not None), [vip for _, vip in sharing]
-    )
+    plans: list[Plan | None] = [plan, broadcaster.node, *(other for other, _ in sharing)]
+    return _planned_state(catalog, view, plan, filter(None, plans), [vip for _, vip in sharing])
 
 
 def _planned_state(
-    catalog: Catalog,
-    plan: ServicePlan | None,
-    view: ServiceView | None,
-    entries: list[PlannedEntry],
-    vips: list[Vip] | None = None,
+    catalog: Catalog, view: ServiceView | None, plan: ServicePlan | None, plans: Iterable[Plan], vips: list[Vip]
 ) -> PlannedState:
+    """`plan` is that of the Service, if there is one. `plans` are those whose set entries the rules may look up."""
+    entries = dict.fromkeys(entry for each in plans for entry in each.set_entries)
     return PlannedState(
         catalog.node,
         str(plan.key) if plan else "",
         view,
         list(plan.virtual_servers) if plan else [],
-        vips if vips is not None else list(plan.vips if plan else ()),
-        entries,
+        vips,
+        [PlannedEntry(entry.set.value, entry.element) for entry in entries],
         [f"{problem.reason}: {problem.message}" for problem in plan.problems] if plan else [],
         list(plan.direct_vips) if plan else [],
     )
-
-
-def _entries(plans: Iterable[Plan]) -> list[PlannedEntry]:
-    entries = dict.fromkeys(entry for plan in plans for entry in plan.set_entries)
-    return [PlannedEntry(entry.set.value, entry.element) for entry in entries]
 
 
 def read_key(text: str) -> VirtualServerKey:

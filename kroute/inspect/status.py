@@ -194,9 +194,8 @@ def plan_problem(service: str, problem: Problem) -> StatusProblem:
     """A plan's problem, beside which all else is served. `service` is empty for that of the node."""
     namespace, _, name = service.partition("/")
     other = _OF_A_SERVICE.format(namespace=namespace, name=name) if service else _OF_THE_NODE
-    return StatusProblem(
-        Severity.WARNING, service, problem.reason, problem.message, _NEXT_STEPS.get(problem.reason, other)
-    )
+    step = _NEXT_STEPS.get(problem.reason, other)
+    return StatusProblem(Severity.WARNING, service, problem.reason, problem.message, step)
 
 
 def work_problems(
@@ -211,9 +210,8 @@ def work_problems(
             yield _failure("ControllerFailing", f"{name} fails: {controller.last_error}", step)
         if controller.waiting:
             message = f"the kernel has refused {controller.waiting} objects of {name}, which are tried again"
-            yield _failure(
-                "WriteRefused", message, "see `write.refused` in the log of kroute; `kroute plan` names them"
-            )
+            step = "see `write.refused` in the log of kroute; `kroute plan` names them"
+            yield _failure("WriteRefused", message, step)
 
 
 def proxy_problems(waits_for: str, rival: str) -> Iterator[StatusProblem]:
@@ -243,8 +241,7 @@ def source_problems(source: Source, denied: Iterable[str]) -> Iterator[StatusPro
 def manifest_problems(faults: Iterable[str]) -> Iterator[StatusProblem]:
     """What of the manifests cannot be read."""
     for fault in faults:
-        step = "correct the file; what was read of it last is served until then"
-        yield StatusProblem(Severity.WARNING, "", "ManifestFaulty", fault, step)
+        yield warning("ManifestFaulty", fault, "correct the file; what was read of it last is served until then")
 
 
 def kernel_problems(served: Served, unreadable: str, *, is_settled: bool) -> Iterator[StatusProblem]:
@@ -253,11 +250,9 @@ def kernel_problems(served: Served, unreadable: str, *, is_settled: bool) -> Ite
         yield _failure("KernelUnreadable", unreadable, "see `kroute check` on the node")
     missing = (served.missing or 0) + (served.missing_real_servers or 0)
     if missing and is_settled:
-        message = (
-            f"{served.missing} virtual servers and {served.missing_real_servers} real servers are planned, and not in "
-            "the kernel"
-        )
-        yield _failure("NotInKernel", message, "`kroute show` names them; kroute writes them again within its resync")
+        counts = f"{served.missing} virtual servers and {served.missing_real_servers} real servers"
+        step = "`kroute show` names them; kroute writes them again within its resync"
+        yield _failure("NotInKernel", f"{counts} are planned, and not in the kernel", step)
 
 
 def set_problems(fills: Iterable[SetFill]) -> Iterator[StatusProblem]:
@@ -265,24 +260,22 @@ def set_problems(fills: Iterable[SetFill]) -> Iterator[StatusProblem]:
     for fill in fills:
         if fill.entries >= NEARLY_FULL * fill.limit:
             message = f"the set {fill.set} has {fill.entries} of at most {fill.limit} entries"
-            yield StatusProblem(
-                Severity.WARNING,
-                "",
-                "SetNearlyFull",
-                message,
-                "find the Services with most ports: `kroute show services`",
-            )
+            yield warning("SetNearlyFull", message, "find the Services with most ports: `kroute show services`")
 
 
 def eligibility_problems(reason: str | None) -> Iterator[StatusProblem]:
     """Why load balancers should send this node no new connections, if they should not."""
     if reason:
-        step = "nothing, if that is meant: /healthz says so to load balancers"
-        yield StatusProblem(Severity.WARNING, "", "NodeIneligible", reason, step)
+        yield warning("NodeIneligible", reason, "nothing, if that is meant: /healthz says so to load balancers")
 
 
 def _failure(reason: str, message: str, next_step: str) -> StatusProblem:
     return StatusProblem(Severity.FAIL, "", reason, message, next_step)
+
+
+def warning(reason: str, message: str, next_step: str) -> StatusProblem:
+    """A warning about the node itself."""
+    return StatusProblem(Severity.WARNING, "", reason, message, next_step)
 
 
 def rfc3339(moment: float) -> str | None:

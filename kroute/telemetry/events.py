@@ -55,17 +55,11 @@ class EventRecorder:
     def report(self, key: ObjectKey, problem: Problem) -> None:
         """Log a Service's problem and queue its Event, once for each Service, reason and subject."""
         subject = Subject("Service", key.namespace, key.name, self._uid_of(key))
-        if (news := self._news(key, subject, problem)) is not None:
-            about, message = news
-            log.warning("service.problem", service=str(key), reason=about.reason, message=message)
-            self._say(about, EventText("Warning", "Plan", message))
+        self._report(key, subject, problem, "service.problem", "Plan", service=str(key))
 
     def report_on_node(self, problem: Problem) -> None:
         """Log a problem of this node and queue its Event, once for each reason and subject."""
-        if (news := self._news(None, self._node, problem)) is not None:
-            about, message = news
-            log.warning("node.problem", reason=about.reason, message=message)
-            self._say(about, EventText("Warning", "Operate", message))
+        self._report(None, self._node, problem, "node.problem", "Operate")
 
     def take_back_on_node(self, problem: Problem, reason: str, note: str) -> None:
         """Log that a problem of this node is over and queue an Event, if it was said; it may be reported again."""
@@ -95,29 +89,33 @@ class EventRecorder:
         if self._writer is not None:
             await self._writer.run()
 
-    def _news(self, key: ObjectKey | None, subject: Subject, problem: Problem) -> tuple[EventKey, str] | None:
-        """What to say of a problem. None if it was said, which is counted, or if too much was."""
-        said = self._said.setdefault(key, {})
-        cause = (problem.reason, problem.subject)
+    def _report(
+        self, key: ObjectKey | None, subject: Subject, problem: Problem, event: str, action: str, **fields: str
+    ) -> None:
+        """Log a problem and queue its Event. What was said is counted instead, and nothing is said of too much."""
+        said, cause = self._said.setdefault(key, {}), (problem.reason, problem.subject)
         if cause in said:
             self._count(said[cause])
-            return None
+            return
         about, message = EventKey(subject, *cause), problem.message
+        combined = EventKey(subject, problem.reason, _COMBINED)
         match self._spam_filter.judge(key, problem.reason):
-            case Decision.DROP:
-                return None
-            case Decision.ADD:
-                self._count(EventKey(subject, problem.reason, _COMBINED))
-                return None
-            case Decision.SILENCE:
-                return EventKey(subject, _SILENCED.reason, _SILENCED.subject), _SILENCED.message
+            case Decision.SAY:
+                said[cause] = about
             case Decision.COMBINE:
-                about = EventKey(subject, problem.reason, _COMBINED)
+                said[cause] = about = combined
                 message = f"(combined from similar problems) {message}"
-        said[cause] = about
+            case Decision.SILENCE:
+                about, message = EventKey(subject, _SILENCED.reason, _SILENCED.subject), _SILENCED.message
+            case Decision.ADD:
+                self._count(combined)
+                return
+            case Decision.DROP:
+                return
         if len(said) > MOST_SAID:
             del said[next(iter(said))]
-        return about, message
+        log.warning(event, **fields, reason=about.reason, message=message)
+        self._say(about, EventText("Warning", action, message))
 
     def _say(self, about: EventKey, text: EventText) -> None:
         if self._writer is not None:

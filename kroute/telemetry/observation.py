@@ -118,9 +118,9 @@ class Observation:
         return lambda: AgentStatus(self._parts)
 
     def _load_answers(self) -> Callable[[], Mapping[str, Answer]]:
-        from kroute.telemetry.answers import Answers  # noqa: PLC0415  6 modules, on demand
+        from kroute.telemetry.answers import answers_of  # noqa: PLC0415  6 modules, on demand
 
-        return lambda: Answers(self._parts).by_question
+        return lambda: answers_of(self._parts)
 
     def _load_port(self) -> "Callable[[], MetricsPort]":
         from kroute.telemetry.metrics_port import MetricsPort  # noqa: PLC0415  10 modules, on demand

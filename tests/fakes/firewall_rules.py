@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 
-from kroute.firewall.packet_trace import Packet, PacketAdmission, Ruling, SourceChoice
+from kroute.firewall.packet_trace import Ending, Packet, PacketAdmission, SourceChoice
 from kroute.firewall.policy import (
     Marked,
     exemptions_of,
@@ -17,7 +17,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Element
 from kroute.settings import Settings
 
-PASSED = PacketAdmission(Ruling.PASSED, "")
+PASSED = PacketAdmission(Ending.NONE, "")
 
 
 class FakeRules:
@@ -31,16 +31,16 @@ class FakeRules:
     def admission(self, packet: Packet, sets: Sets, *, has_virtual_server: bool) -> PacketAdmission:
         port = _port(packet)
         if _has(sets, AddressSet.RESTRICTED, port) and not _has(sets, AddressSet.SOURCE_RANGE, (*port, packet.source)):
-            return PacketAdmission(Ruling.DROPPED, "not in the source ranges")
+            return PacketAdmission(Ending.DROPPED, "not in the source ranges")
         if not packet.in_interface and has_virtual_server:
             return PASSED
         if _has(sets, AddressSet.NO_ENDPOINT, port):
-            return PacketAdmission(Ruling.REFUSED, "no endpoint")
+            return PacketAdmission(Ending.REFUSED, "no endpoint")
         if _has(sets, AddressSet.NO_LOCAL, port) and not self._is_from_local_pod(packet, sets):
-            return PacketAdmission(Ruling.REFUSED, "no local endpoint")
+            return PacketAdmission(Ending.REFUSED, "no local endpoint")
         is_served = any(_has(sets, which, port) for which in SERVED)
         if _has(sets, AddressSet.VIP, (packet.destination,)) and not is_served:
-            return PacketAdmission(Ruling.REFUSED, "no port of the VIP")
+            return PacketAdmission(Ending.REFUSED, "no port of the VIP")
         return PASSED
 
     def sources(self, packet: Packet, real_servers: Sequence[tuple[str, int]], sets: Sets) -> list[SourceChoice]:

@@ -15,7 +15,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from kroute.controllers.masquerade import Masquerade
-from kroute.firewall.packet_trace import Packet, Ruling
+from kroute.firewall.packet_trace import Ending, Packet
 from kroute.firewall.protocol import Firewall
 from kroute.firewall.sets import SHAPES, Capacity, ElementPart, Room, Sets
 from kroute.model.addresses import Family
@@ -290,8 +290,8 @@ class RulesContract:
     ) -> None:
         rules, policy = self.rules_of(settings, Family.IPV4, NODE), FakeRules(settings, Family.IPV4, NODE)
         found = rules.admission(packet, sets, has_virtual_server=has_virtual_server)
-        assert found.ruling is policy.admission(packet, sets, has_virtual_server=has_virtual_server).ruling
-        assert found.ruling is Ruling.PASSED or found.why
+        assert found.ending is policy.admission(packet, sets, has_virtual_server=has_virtual_server).ending
+        assert found.ending is Ending.NONE or found.why
 
     @of_each_backend
     @given(st.sampled_from(SETTINGS), PACKETS, SETS)

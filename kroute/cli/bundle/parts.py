@@ -20,7 +20,7 @@ from kroute.checks.other_proxies import leftovers
 from kroute.cli.check import findings_of
 from kroute.cli.plan import changes_of
 from kroute.controllers.ipvs.sysctls import SYSCTLS
-from kroute.firewall.backend import choose, clients_of, firewall_of, settled
+from kroute.firewall.backend import choose, clients_of, firewall_of, settled_on
 from kroute.firewall.nftables.names import TABLES
 from kroute.inspect import agent_socket, shared_state, snapshot, status, support
 from kroute.kernel.iptables.tools import VARIANTS, XtablesTools
@@ -203,7 +203,7 @@ async def _all_routes() -> bytes:
 
 async def _sets(settings: Settings) -> dict[str, object]:
     chosen = await choose(settings)
-    settings = settled(settings, chosen)
+    settings = settled_on(settings, chosen.name)
     found: dict[str, object] = {"firewall": chosen}
     async with open_kernel(only=clients_of(settings)) as kernel:
         firewall = firewall_of(settings, kernel)

@@ -12,7 +12,7 @@ from kroute.cli.show.table import endpoint_text, virtual_server_table
 from kroute.cli.terminal.formats import show
 from kroute.cli.terminal.output import DONE, NO_AGENT, UNKNOWN, complain, refusing
 from kroute.cli.terminal.screen import Screen, TextTable
-from kroute.firewall.backend import choose, clients_of, firewall_of, settled
+from kroute.firewall.backend import choose, clients_of, firewall_of, settled_on
 from kroute.firewall.protocol import Firewall
 from kroute.inspect import agent_socket, planned_state, snapshot
 from kroute.inspect.planned_state import PlannedState
@@ -105,7 +105,7 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
     if known is None or known.view is None:
         return None
     settings = await agent_socket.ask_settings(state_dir) or DEFAULTS
-    settings = settled(settings, await choose(settings))
+    settings = settled_on(settings, (await choose(settings)).name)
     plan = ServicePlan(key, virtual_servers=tuple(known.virtual_servers))
     async with open_kernel(only=("ipvs", "addresses", *clients_of(settings))) as kernel, RouteLookup() as lookup:
         shown = snapshot.of_agent([plan], await kernel.ipvs.read())

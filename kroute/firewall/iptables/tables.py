@@ -13,10 +13,9 @@ import errno
 from collections.abc import Mapping
 from contextlib import suppress
 
-import structlog
-
 from kroute.firewall.iptables.address_sets import PREFIX
 from kroute.firewall.iptables.rules import IptablesRules, accepting_rules, family_rules
+from kroute.firewall.rule_writer import RuleWriter
 from kroute.kernel.clients import XtablesClient
 from kroute.kernel.digest import Digest
 from kroute.kernel.errors import KernelError
@@ -25,8 +24,6 @@ from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings
-
-log = structlog.get_logger(__name__)
 
 NAT, MANGLE, FILTER = "nat", "mangle", "filter"
 LEGACY = (NAT, MANGLE, FILTER)
@@ -50,15 +47,15 @@ ENFORCING = (MANGLE, FILTER)
 Key = tuple[Family, str]
 
 
-class IptablesTables:
-    """Owns the chains whose names begin with KROUTE-. `legacy` and `nft` have a client for each address family.
+class IptablesTables(RuleWriter[Key]):
+    """Owns the chains whose names begin with KROUTE-. `legacy` and `nft` have a client for each address family."""
 
-    `hindered_by` says which other program kept the last `ensure` from writing what the kernel could have; "" if none.
-    """
+    hindering = frozenset({errno.EAGAIN})
 
     def __init__(
         self, settings: Settings, legacy: Mapping[Family, XtablesClient], nft: Mapping[Family, XtablesClient]
     ) -> None:
+        super().__init__()
         self._settings = settings
         self._legacy = legacy
         self._clients: dict[Key, XtablesClient] = {
@@ -66,11 +63,7 @@ class IptablesTables:
             **{(family, NFT_FILTER): client for family, client in nft.items()},
         }
         self._random_fully: dict[Family, bool] = {}
-        self._written: dict[Key, TableRules] = {}
-        self._failing: set[Key] = set()
-        self._standing: set[Key] = set()
         self._last_look: list[Digest] | None = None
-        self.hindered_by = ""
 
     async def ensure(self, node: NodeFacts) -> tuple[list[str], bool]:
         """Write all rules that are missing or wrong. Their sets must exist and be filled.
@@ -142,32 +135,18 @@ class IptablesTables:
         return found
 
     async def _ensure(self, key: Key, node: NodeFacts) -> list[str]:
-        """Write one table; returns the drift: what was wrong although the same rules had been written before."""
-        family, table = key
-        try:
-            if table == NFT_FILTER and not await self._clients[key].is_used(FILTER):
-                self._failing.discard(key)
-                self._written.pop(key, None)
-                return []
+        """Write one table; returns the drift."""
+        (family, table), client = key, self._clients[key]
+
+        async def write() -> tuple[TableRules | None, list[str]]:
+            if table == NFT_FILTER and not await client.is_used(FILTER):
+                return None, []
             rules = await self._rules(family, table, node)
-            wrong = await self._clients[key].ensure(rules)
-        except KernelError as error:
-            if key not in self._failing:
-                without = WITHOUT[table]
-                log.warning("rules.failed", family=family.value, table=table, error=str(error), next_step=without)
-            if error.errno == errno.EAGAIN:
-                self.hindered_by = str(error)
-            self._failing.add(key)
-            self._standing.discard(key)
-            return []
-        self._failing.discard(key)
-        self._standing.add(key)
-        before, self._written[key] = self._written.get(key), rules
-        if wrong and before != rules:
-            log.info("rules.written", family=family.value, table=table, what=wrong)
-            return []
+            return rules, await client.ensure(rules)
+
+        drift = await self._keep(key, write, WITHOUT[table], family=family.value, table=table)
         variant = " nft" if table == NFT_FILTER else ""
-        return [f"{family}{variant}: {what}" for what in wrong]
+        return [f"{family}{variant}: {what}" for what in drift]
 
     async def _rules(self, family: Family, table: str, node: NodeFacts) -> TableRules:
         """Table nat alone depends on `random_fully`, so only it fails if the kernel does not say."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 from kroute.firewall.nftables.contents import SetContents
 from kroute.firewall.nftables.names import BY_NAME, DEFINITIONS, TABLES, full_name
-from kroute.firewall.nftables.rules import NftablesRules
+from kroute.firewall.nftables.rules import NftablesRules, family_rules
 from kroute.firewall.nftables.tables import NftablesTables
 from kroute.firewall.protocol import Prerequisites, SetCount
 from kroute.firewall.sets import ROOM, Capacity, Room, Sets
@@ -24,6 +24,7 @@ class NftablesFirewall:
     """
 
     def __init__(self, settings: Settings, nftables: NftablesClient, *, room: Room = ROOM) -> None:
+        self._settings = settings
         self._nftables = nftables
         self._room = room
         self._tables = NftablesTables(settings, nftables)
@@ -130,7 +131,7 @@ class NftablesFirewall:
         return {which: await self._contents.read(family, which) for which in sets if DEFINITIONS[which].name in present}
 
     async def rules(self, family: Family, node: NodeFacts) -> NftablesRules:
-        return self._tables.rules_of(family, node)
+        return family_rules(self._settings, family, node)
 
     async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:
         return await self._tables.differences(family, node)

@@ -7,12 +7,14 @@ alone, so an object in it that kroute has not written is wrong, too.
 
 import errno
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 
 import structlog
 
 from kroute.firewall.nftables.names import DEFINITIONS, TABLE, TABLES
 from kroute.firewall.nftables.rules import NftablesRules, family_rules
+from kroute.firewall.rule_writer import RuleWriter
 from kroute.kernel.clients import NftablesClient
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.nftables.expressions import is_as_wanted
@@ -47,23 +49,20 @@ WITHOUT = (
 )
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
 """How the kernel refuses a table of a family that it does not have."""
-HINDERED = frozenset({errno.EINTR, errno.EAGAIN, errno.EBUSY})
-"""Errors while another program changes the tables too."""
 TRIAL = f"{TABLE}-trial"
 """The table with which the kernel is asked what it supports. It never exists."""
 
 
-class NftablesTables:
-    """Owns the tables. `hindered_by` says what kept the last `ensure_rules` from writing what the kernel could have."""
+class NftablesTables(RuleWriter[Family]):
+    """Owns the tables."""
+
+    hindering = frozenset({errno.EINTR, errno.EAGAIN, errno.EBUSY})
 
     def __init__(self, settings: Settings, nftables: NftablesClient) -> None:
+        super().__init__()
         self._settings = settings
         self._nftables = nftables
-        self._written: dict[Family, NftablesRules] = {}
         self._unsupported: dict[Family, str] = {}
-        self._failing: set[Family] = set()
-        self._standing: set[Family] = set()
-        self.hindered_by = ""
 
     @property
     def supported(self) -> list[Family]:
@@ -74,9 +73,6 @@ class NftablesTables:
         """Whether the rules of the family were right after they were last checked or written."""
         return family in self._standing
 
-    def rules_of(self, family: Family, node: NodeFacts) -> NftablesRules:
-        return family_rules(self._settings, family, node)
-
     async def ensure_sets(self, family: Family) -> tuple[list[NftSet], list[str]]:
         """Make the table, and the sets that are missing or of another kind; returns those, and what was wrong.
 
@@ -84,13 +80,13 @@ class NftablesTables:
         """
         table = TABLES[family]
         state = await self._nftables.read(table)
-        missing = list(DEFINITIONS.values()) if state is None else missing_sets(state)
-        misshapen = [] if state is None else sets_of_another_kind(state)
+        present = state.sets if state is not None else {}
+        missing = [definition for definition in DEFINITIONS.values() if definition.name not in present]
+        misshapen = [wanted for wanted in DEFINITIONS.values() if present.get(wanted.name, wanted) != wanted]
         changes: list[NftChange] = [AddTable()] if state is None else []
         if misshapen and state is not None:
-            changes += [FlushChain(name) for name in state.chains] + [
-                DeleteSet(definition.name) for definition in misshapen
-            ]
+            changes += map(FlushChain, state.chains)
+            changes += [DeleteSet(definition.name) for definition in misshapen]
             self._standing.discard(family)
         made = missing + misshapen
         changes += [AddSet(definition) for definition in made]
@@ -108,9 +104,12 @@ class NftablesTables:
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
         """Write all rules that are missing or wrong; returns the drift. Their sets must exist and be filled."""
         self.hindered_by = ""
-        return [
-            f"table {TABLES[family]}: {what}" for family in self.supported for what in await self._ensure(family, node)
-        ]
+        drift = []
+        for family in self.supported:
+            rewrite = partial(self._rewrite, family_rules(self._settings, family, node))
+            found = await self._keep(family, rewrite, WITHOUT, family=family.value)
+            drift += [f"table {TABLES[family]}: {what}" for what in found]
+        return drift
 
     async def differences(self, family: Family, node: NodeFacts) -> list[str]:
         """What is wrong with the rules in the kernel, or why they cannot be read, one sentence each."""
@@ -121,7 +120,7 @@ class NftablesTables:
             return [f"table {table}: {error}"]
         if state is None:
             return [f"table {table}: there is none"]
-        return [f"table {table}: {what}" for what in differences(state, self.rules_of(family, node))]
+        return [f"table {table}: {what}" for what in differences(state, family_rules(self._settings, family, node))]
 
     async def present(self) -> list[Family]:
         """The families whose tables exist, from any run."""
@@ -138,47 +137,25 @@ class NftablesTables:
 
     async def unsupported(self, family: Family) -> list[str]:
         """The kernel's errors for what it cannot make of the family's table, one sentence each. Makes nothing."""
-        rules = self.rules_of(family, NodeFacts(self._settings.node_name))
+        rules = family_rules(self._settings, family, NodeFacts(self._settings.node_name))
         table = Table(family.number, TRIAL)
         refused = await self._nftables.validate(table, [AddTable()])
         refused = refused or await self._nftables.validate(table, [AddTable(), *_everything(rules)])
         return [f"{_sentence(TABLES[family], failure)}; {_next_step(failure)}" for failure in refused]
 
-    async def _ensure(self, family: Family, node: NodeFacts) -> list[str]:
-        """Write one family's rules; returns what was wrong although the same rules had been written before."""
-        rules = self.rules_of(family, node)
-        try:
-            wrong = await self._rewrite(rules)
-        except KernelError as error:
-            if family not in self._failing:
-                log.warning("rules.failed", family=family.value, error=str(error), next_step=WITHOUT)
-            if error.errno in HINDERED:
-                self.hindered_by = str(error)
-            self._failing.add(family)
-            self._standing.discard(family)
-            return []
-        self._failing.discard(family)
-        self._standing.add(family)
-        before, self._written[family] = self._written.get(family), rules
-        if wrong and (before is None or before.kernel_rules != rules.kernel_rules):
-            log.info("rules.written", family=family.value, what=wrong)
-            return []
-        return wrong
-
-    async def _rewrite(self, rules: NftablesRules) -> list[str]:
+    async def _rewrite(self, rules: NftablesRules) -> tuple[object, list[str]]:
         """Write the rules if something is wrong, and say what was."""
         table = TABLES[rules.family]
         state = await self._nftables.read(table)
         if state is None:
-            raise KernelError(
-                f"there is no table {table}: another program has deleted it; making it at the next resync"
-            )
+            why = "another program has deleted it; making it at the next resync"
+            raise KernelError(f"there is no table {table}: {why}")
         wrong = differences(state, rules)
         if wrong and state.is_dormant:  # alone: the kernel refuses new base chains in the same transaction
             _raise_first(table, await self._nftables.transact(table, [AddTable()]))
         if wrong:
             _raise_first(table, await self._nftables.transact(table, rewriting(state, rules)))
-        return wrong
+        return rules.kernel_rules, wrong
 
     def _report_unsupported(self, family: Family, failure: Failure[NftChange]) -> None:
         self._standing.discard(family)
@@ -208,19 +185,6 @@ def _next_step(failure: Failure[NftChange]) -> str:
     if isinstance(failure.change, AddTable):
         return "load the module nf_tables, or set `--firewall iptables`"
     return "use a kernel with all of nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_*), or set `--firewall iptables`"
-
-
-def missing_sets(state: TableState) -> list[NftSet]:
-    return [definition for definition in DEFINITIONS.values() if definition.name not in state.sets]
-
-
-def sets_of_another_kind(state: TableState) -> list[NftSet]:
-    """The sets that must be replaced, as they should be."""
-    return [
-        definition
-        for definition in DEFINITIONS.values()
-        if definition.name in state.sets and state.sets[definition.name] != definition
-    ]
 
 
 def differences(state: TableState, rules: NftablesRules) -> list[str]:

@@ -13,7 +13,7 @@ from kroute.cli.terminal.formats import output_option
 from kroute.firewall.backend import Choice
 from kroute.inspect import agent_socket
 from kroute.settings import AUTO, Exemption, IpvsTimeouts, PortRange, Settings
-from kroute.telemetry.answers import Answers
+from kroute.telemetry.answers import answers_of
 
 AGENT = Settings(
     node_name="node1",
@@ -101,6 +101,6 @@ async def test_settings_survive_the_socket(tmp_path: Path) -> None:
 async def test_a_backend_that_the_agent_has_chosen_itself_is_nobodys_setting(given: bool, firewall: str) -> None:
     settings = Settings("node1", firewall="nftables")
     choice = Choice("nftables", "why", given=given)
-    answers = Answers(Mock(settings=settings, firewall=choice))
-    answer = await answers.by_question[agent_socket.SETTINGS]("")
+    answers = answers_of(Mock(settings=settings, firewall=choice))
+    answer = await answers[agent_socket.SETTINGS]("")
     assert msgspec.json.decode(answer)["firewall"] == firewall

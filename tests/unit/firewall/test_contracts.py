@@ -97,5 +97,5 @@ def test_the_backends_give_the_same_reasons(
         nftables_rules(settings, Family.IPV4, NODE),
     )
     admissions = [it.admission(packet, sets, has_virtual_server=has_virtual_server) for it in (one, other)]
-    assert len({(it.ruling, it.why.partition(" (")[0]) for it in admissions}) == 1
+    assert len({(it.ending, it.why.partition(" (")[0]) for it in admissions}) == 1
     assert one.sources(packet, REAL_SERVERS, sets) == other.sources(packet, REAL_SERVERS, sets)

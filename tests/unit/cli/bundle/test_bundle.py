@@ -20,7 +20,7 @@ from kroute.cli.bundle.command import INDEX, Part, collect, pack
 from kroute.cli.bundle.redaction import LONGEST_SECRET, REMOVED, Redaction
 from kroute.inspect import agent_socket
 from kroute.model.objects import Applied
-from kroute.telemetry.answers import Answers
+from kroute.telemetry.answers import answers_of
 from tests.apiserver.server import ApiServer
 from tests.builders import LISTED, endpoint_slice, node, service
 from tests.unit.command_line import exit_code
@@ -107,8 +107,8 @@ async def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 def serving(state_dir: Path, agent: Observed) -> object:
     state_dir.mkdir()
     (state_dir / "ledger").touch()
-    answers = Answers(agent.parts)
-    return agent_socket.serve(state_dir, {**answers.by_question, **agent.observation.answers})
+    answers = answers_of(agent.parts)
+    return agent_socket.serve(state_dir, {**answers, **agent.observation.answers})
 
 
 def unpacked(packed: bytes) -> dict[str, bytes]:
