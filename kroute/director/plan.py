@@ -250,7 +250,7 @@ class _Directed:
             )
             weighing = weighing_of(NOWHERE, facts, scheduler, self._options.of(ServiceWeights))
             chosen = [(server, _traits(name)) for server, (_, name) in zip(servers, candidates, strict=True)]
-            weighed = servers if weighing is None else weighing.weighed(chosen)
+            weighed = servers if weighing is None else finish(weighing.weigh(chosen))
             known = self._weights[question] = [server.weight for server in weighed]
             self._units += len(candidates) * (1 if weighing is None else 10)
         return known

@@ -147,6 +147,8 @@ class Rules(msgspec.Struct, frozen=True):
         if outcome.ending is Ending.NONE and is_own and not has_virtual_server:
             outcome = self.trace(Hook.INPUT, packet._replace(in_interface="lo"), sets)
         *_, why = ["", *(text for text in outcome.met if text not in _SAY_LITTLE)]
+        if outcome.ending is Ending.ACCEPTED:
+            return PacketAdmission(Ending.NONE, why)
         refused = f" ({outcome.detail})" if outcome.ending is Ending.REFUSED else ""
         return PacketAdmission(outcome.ending, why + refused)
 

@@ -1,30 +1,14 @@
 """Decides from the settings and the node's facts what the rules of a family do; backends write them in their terms."""
 
-from enum import Enum, auto
-
 from kroute.model.addresses import Family, family_of
 from kroute.model.node_facts import NodeFacts
 from kroute.settings import Exemption, Settings
 
 
-class Marked(Enum):
-    """The senders whose packets to a ClusterIP are masqueraded."""
-
-    EVERYBODY = auto()
-    """`--masquerade-all`."""
-    NOT_LOCAL_PODS = auto()
-    NOBODY = auto()
-    """Packets of clients outside the cluster cannot be recognised."""
-
-
-def masqueraded_to_cluster_ips(settings: Settings, family: Family, node: NodeFacts) -> Marked:
-    if settings.masquerade_all:
-        return Marked.EVERYBODY
-    return Marked.NOT_LOCAL_PODS if are_local_pods_known(settings, family, node) else Marked.NOBODY
-
-
 def are_local_pods_known(settings: Settings, family: Family, node: NodeFacts) -> bool:
     """Whether every packet that does not come from a local pod may be masqueraded on its way to a ClusterIP.
+
+    Otherwise packets of clients outside the cluster cannot be recognised.
 
     In mode ClusterCIDR that needs a cluster CIDR of this family. Without one, other rules recognise this node's pods by
     the Node's pod networks. These do not suffice here: pods of other nodes are outside of them, and their packets must

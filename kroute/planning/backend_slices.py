@@ -5,7 +5,7 @@ all endpoints that are equal in these share one `Traits`, and plans hold the sam
 Each version of a slice is read once. A real server that the previous version had stays the same object.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import itemgetter
 
@@ -118,25 +118,21 @@ class SlicesOfServices:
 
     def __init__(self, *, with_pods: bool = False) -> None:
         self._with_pods = with_pods
-        self._slices: dict[ObjectKey, tuple[BackendSlice, ...]] = {}
+        self.by_service: dict[ObjectKey, tuple[BackendSlice, ...]] = {}
         self._service_of: dict[ObjectKey, ObjectKey] = {}
 
-    @property
-    def by_service(self) -> Mapping[ObjectKey, tuple[BackendSlice, ...]]:
-        return self._slices
-
     def of(self, service: ObjectKey) -> tuple[BackendSlice, ...]:
-        return self._slices.get(service, ())
+        return self.by_service.get(service, ())
 
     def named(self, key: ObjectKey) -> tuple[ObjectKey | None, BackendSlice | None]:
         """The Service of the slice of this name, and the slice; None if there is none."""
         service = self._service_of.get(key)
-        pieces = self._slices[service] if service is not None else ()
+        pieces = self.by_service[service] if service is not None else ()
         return service, next((piece for piece in pieces if piece.name == key.name), None)
 
     def with_hints(self) -> list[ObjectKey]:
         """The Services some of whose endpoints have hints."""
-        return [key for key, slices in self._slices.items() if any(piece.has_hints for piece in slices)]
+        return [key for key, slices in self.by_service.items() if any(piece.has_hints for piece in slices)]
 
     def place(self, key: ObjectKey, piece: EndpointSlice | None) -> Iterable[ObjectKey]:
         """Put a slice under the Service that it names, and remove it from the one that it named before.
@@ -147,21 +143,21 @@ class SlicesOfServices:
         affected: dict[ObjectKey, None] = {}
         owner = self._service_of.pop(key, None)
         if owner is not None:
-            [replaced] = [old for old in self._slices[owner] if old.name == key.name]
-            self._set(owner, (old for old in self._slices[owner] if old is not replaced))
+            [replaced] = [old for old in self.by_service[owner] if old.name == key.name]
+            self._set(owner, (old for old in self.by_service[owner] if old is not replaced))
             affected[owner] = None
         service = piece.service_key if piece is not None else None
         if piece is not None and service is not None:
             self._service_of[key] = service
             read = read_slice(piece, replaced, with_pods=self._with_pods)
-            self._set(service, (*self._slices.get(service, ()), read))
+            self._set(service, (*self.by_service.get(service, ()), read))
             affected[service] = None
         return affected
 
     def _set(self, service: ObjectKey, slices: Iterable[BackendSlice]) -> None:
-        self._slices[service] = tuple(slices)
-        if not self._slices[service]:
-            del self._slices[service]
+        self.by_service[service] = tuple(slices)
+        if not self.by_service[service]:
+            del self.by_service[service]
 
 
 def first_backends(slices: Iterable[BackendSlice], most: int) -> Iterator[tuple[BackendSlice, SlicePort, int]]:

@@ -64,7 +64,10 @@ def admit(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, o
     if (use := _use(address, node, owners)) and not _is_in(address, settings.serve_needed_addresses):
         reason = f"is not served: it is {use}. {ANOTHER} --serve-needed-addresses allows it."
         return Admission(Place.NOWHERE, "NeededAddress", reason)
-    return Admission(Place.VIP, *_ignored_claim(address, owners))
+    if nodes := owners.nodes_with(address):
+        reason = f"is served, although the status of Node {min(nodes)} has it: it is not in --node-address-range."
+        return Admission(Place.VIP, "ClaimedByNode", reason)
+    return Admission(Place.VIP)
 
 
 def _refusal(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, owners: AddressOwners) -> str | None:
@@ -91,34 +94,19 @@ def nodes_having(address: str, settings: Settings, owners: AddressOwners) -> Col
 def _of_a_node(address: str, node: NodeFacts, settings: Settings, owners: AddressOwners) -> Admission | None:
     """About an address of this node or of another one; None for one that is no node's."""
     nodes = nodes_having(address, settings, owners)
-    if address in node.own or node.name in nodes:
-        if settings.external_ips_on_node_addresses:
-            return Admission(Place.OWN)
-        return Admission(Place.NOWHERE, "NodeAddress", _node_ports_only(node.name))
-    if not nodes:
+    is_own = address in node.own or node.name in nodes
+    if not is_own and not nodes:
         return None
-    if settings.external_ips_on_node_addresses:
-        name = min(nodes)
-        reason = f"is served by Node {name} only, since its status says that the address is its own."
-        return Admission(Place.ELSEWHERE, "NodeAddress", reason)
-    return Admission(Place.NOWHERE, "NodeAddress", _node_ports_only(min(nodes)))
-
-
-def _node_ports_only(node: str) -> str:
-    return (
-        f"is not served: it is an address of Node {node}, where Services have node ports only. {ANOTHER} "
-        "--external-ips-on-node-addresses serves it on that node, --node-address-range says which addresses Nodes have."
-    )
-
-
-def _ignored_claim(address: str, owners: AddressOwners) -> tuple[str, str]:
-    """The problem of an address that is served although a Node says that it is its own."""
-    if not (nodes := owners.nodes_with(address)):
-        return "", ""
-    return (
-        "ClaimedByNode",
-        f"is served, although the status of Node {min(nodes)} has it: it is not in --node-address-range.",
-    )
+    name = node.name if is_own else min(nodes)
+    if not settings.external_ips_on_node_addresses:
+        reason = (
+            f"is not served: it is an address of Node {name}, where Services have node ports only. {ANOTHER} "
+            "--external-ips-on-node-addresses serves it on that node, --node-address-range says which addresses Nodes "
+            "have."
+        )
+        return Admission(Place.NOWHERE, "NodeAddress", reason)
+    reason = f"is served by Node {name} only, since its status says that the address is its own."
+    return Admission(Place.OWN) if is_own else Admission(Place.ELSEWHERE, "NodeAddress", reason)
 
 
 def _use(address: str, node: NodeFacts, owners: AddressOwners) -> str | None:

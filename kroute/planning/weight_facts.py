@@ -85,7 +85,8 @@ class Nodes:
 
     def __init__(self, nodes: Mapping[str, NodeTraits] | None = None) -> None:
         self._nodes: dict[str, NodeTraits] = {}
-        self._ready: Counter[str | None] = Counter()
+        self.ready: Counter[str | None] = Counter()
+        """How many ready Nodes each zone has; None: those without a zone."""
         self._weighty: set[str] = set()
         for name, traits in (nodes or {}).items():
             self.put(name, traits)
@@ -94,11 +95,6 @@ class Nodes:
     def have_weights(self) -> bool:
         """Whether any Node weighs something else than 1."""
         return bool(self._weighty)
-
-    @property
-    def ready(self) -> Mapping[str | None, int]:
-        """How many ready Nodes each zone has; None: those without a zone."""
-        return self._ready
 
     def copy(self) -> "Nodes":
         """The same Nodes, which stay as they are when these change."""
@@ -116,10 +112,10 @@ class Nodes:
         before = self._nodes.pop(name, UNKNOWN)
         self._weighty.discard(name)
         if before.is_ready:
-            self._ready[before.zone] -= 1
+            self.ready[before.zone] -= 1
         if traits is not None:
             self._nodes[name] = traits
-            self._ready[traits.zone] += traits.is_ready
+            self.ready[traits.zone] += traits.is_ready
             if traits.weight != 1:
                 self._weighty.add(name)
         return before
@@ -163,10 +159,7 @@ class WeightSources:
     @property
     def has_affected(self) -> bool:
         """Whether Services are to be planned again now."""
-        if self._affected:
-            return True
-        has_any = self._weighed_nodes or self._have_zones_changed or self._has_readiness_changed
-        return bool(has_any) and self._nodes_due <= self._clock()
+        return bool(self._affected) or ((due := self.next_due()) is not None and due <= 0)
 
     def next_due(self) -> float | None:
         """In how many seconds the newest changes of Nodes count; None: there are none."""

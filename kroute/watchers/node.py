@@ -67,6 +67,21 @@ def _name_servers(file: Path) -> list[str]:
     return [address for line in words if len(line) > 1 and (address := canonical(line[1])) is not None]
 
 
+def default_source(family: socket.AddressFamily) -> str | None:
+    """The source address of this node's packets to the outside, or None without a route.
+
+    Connecting a UDP socket only looks up the route.
+    """
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((_ELSEWHERE[family], 9))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        if exhaustion(error) is not None:
+            raise  # it says nothing of the routes
+        return None
+
+
 class AddressSource(AbstractAsyncContextManager["AddressSource"], Protocol):
     """Reads addresses: `kroute.kernel.net.addresses.Addresses`."""
 
@@ -97,7 +112,7 @@ class NodeWatcher:
         *,
         monitor: EventSource | None = None,
         addresses: AddressSource | None = None,
-        source_towards: SourceTowards | None = None,
+        source_towards: SourceTowards = default_source,
         next_hops: NextHopSource | None = None,
         resolver: Callable[[], frozenset[str]] = dns_servers,
     ) -> None:
@@ -105,7 +120,7 @@ class NodeWatcher:
         self._notify = notify
         self._monitor: EventSource = monitor or Monitor(except_interface=except_interface, routes=False)
         self._source: AddressSource = addresses or Addresses()
-        self._source_towards = source_towards or default_source
+        self._source_towards = source_towards
         self._next_hops: NextHopSource = next_hops or NextHops()
         self._resolver = resolver
         self._routes_changed = asyncio.Event()
@@ -221,16 +236,12 @@ async def _read(next_hops: NextHopSource, before: frozenset[str]) -> frozenset[s
 
 
 def node_interfaces(
-    addresses: Collection[InterfaceAddress], source_towards: SourceTowards | None = None
+    addresses: Collection[InterfaceAddress], source_towards: SourceTowards = default_source
 ) -> NodeInterfaces:
     """The node's addresses. A tentative address is not the node's yet: another machine may have it already."""
     own = frozenset(address.address for address in addresses if not address.tentative)
-    edges = {
-        edge
-        for address in addresses
-        if address.scope == "global"
-        for edge in subnet_edges(address.address, address.prefix_length)
-    }
+    on_links = [address for address in addresses if address.scope == "global"]
+    edges = {edge for address in on_links for edge in subnet_edges(address.address, address.prefix_length)}
     return NodeInterfaces(own, default_addresses(addresses, source_towards), subnet_edges=frozenset(edges - own))
 
 
@@ -247,14 +258,11 @@ def subnet_edges(address: str, prefix_length: int) -> tuple[str, ...]:
     return tuple(map(str, ends))
 
 
-def default_addresses(
-    addresses: Iterable[InterfaceAddress], source_towards: SourceTowards | None = None
-) -> tuple[str, ...]:
+def default_addresses(addresses: Iterable[InterfaceAddress], source_towards: SourceTowards) -> tuple[str, ...]:
     """At most one address of each family: the source that the kernel chooses for the default route.
 
     Without a default route it is the first address of global scope that is not secondary, tentative or deprecated.
     """
-    source_towards = source_towards or default_source
     usable = [
         address for address in addresses if address.scope == "global" and not (address.tentative or address.deprecated)
     ]
@@ -267,21 +275,6 @@ def default_addresses(
         elif first := next((address.address for address in candidates if not address.secondary), None):
             chosen.append(first)
     return tuple(filter(None, chosen))
-
-
-def default_source(family: socket.AddressFamily) -> str | None:
-    """The source address of this node's packets to the outside, or None without a route.
-
-    Connecting a UDP socket only looks up the route.
-    """
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((_ELSEWHERE[family], 9))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        if exhaustion(error) is not None:
-            raise  # it says nothing of the routes
-        return None
 
 
 async def read_node_interfaces(except_interface: str) -> NodeInterfaces:

@@ -35,56 +35,34 @@ def load(text: bytes) -> list[Any]:
 
 def _check(text: bytes) -> None:
     """Raise YAMLError for a text that is nested too deep, refers to itself, or stands for too many values."""
-    measure = _Measure()
+    collections: list[tuple[str | None, int]] = [(None, 0)]
+    """The anchor of each open collection, and how many values it has so far, with those that aliases stand for."""
+    sizes: dict[str | None, int] = {}
+    aliased = 0
     for event in yaml.parse(text, TextLoader):
+        size = 0
         match event:
             case yaml.DocumentStartEvent():
-                measure = _Measure()
+                collections, sizes, aliased = [(None, 0)], {}, 0
             case yaml.CollectionStartEvent():
-                measure.begin(event)
+                collections.append((event.anchor, 1))
+                sizes.pop(event.anchor, None)
+                if len(collections) > MOST_LEVELS:
+                    raise yaml.YAMLError(f"more than {MOST_LEVELS} levels of nesting{event.start_mark}")
             case yaml.CollectionEndEvent():
-                measure.end()
+                anchor, size = collections.pop()
+                sizes[anchor] = size
             case yaml.ScalarEvent():
-                measure.scalar(event)
+                size = sizes[event.anchor] = 1
             case yaml.AliasEvent():
-                measure.alias(event)
-
-
-class _Measure:
-    """Counts the values of each open collection of a document, including those that aliases stand for."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[str | None, int]] = [(None, 0)]
-        self._anchors: dict[str | None, int] = {}
-        self._aliased = 0
-
-    def begin(self, event: yaml.CollectionStartEvent) -> None:
-        self._open.append((event.anchor, 1))
-        self._anchors.pop(event.anchor, None)
-        if len(self._open) > MOST_LEVELS:
-            raise yaml.YAMLError(f"more than {MOST_LEVELS} levels of nesting{event.start_mark}")
-
-    def end(self) -> None:
-        anchor, size = self._open.pop()
-        self._count(size)
-        self._anchors[anchor] = size
-
-    def scalar(self, event: yaml.ScalarEvent) -> None:
-        self._count(1)
-        self._anchors[event.anchor] = 1
-
-    def alias(self, event: yaml.AliasEvent) -> None:
-        if any(anchor == event.anchor for anchor, _ in self._open):
-            raise yaml.YAMLError(f"the alias *{event.anchor} refers to itself{event.start_mark}")
-        size = self._anchors.get(event.anchor, 1)  # the loader reports an unknown alias
-        self._aliased += size
-        if self._aliased > MOST_ALIASED:
-            raise yaml.YAMLError(f"aliases for more than {MOST_ALIASED:,} values{event.start_mark}")
-        self._count(size)
-
-    def _count(self, size: int) -> None:
-        anchor, before = self._open[-1]
-        self._open[-1] = (anchor, before + size)
+                if any(anchor == event.anchor for anchor, _ in collections):
+                    raise yaml.YAMLError(f"the alias *{event.anchor} refers to itself{event.start_mark}")
+                size = sizes.get(event.anchor, 1)  # the loader reports an unknown alias
+                aliased += size
+                if aliased > MOST_ALIASED:
+                    raise yaml.YAMLError(f"aliases for more than {MOST_ALIASED:,} values{event.start_mark}")
+        anchor, before = collections[-1]
+        collections[-1] = (anchor, before + size)
 
 
 def _as_written(loader: TextLoader, node: Any) -> str:

@@ -4,13 +4,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 
 from kroute.firewall.packet_trace import Ending, Packet, PacketAdmission, SourceChoice
-from kroute.firewall.policy import (
-    Marked,
-    exemptions_of,
-    local_pods_interface,
-    masqueraded_to_cluster_ips,
-    translated_source,
-)
+from kroute.firewall.policy import are_local_pods_known, exemptions_of, local_pods_interface, translated_source
 from kroute.firewall.sets import SERVED, Sets, holds
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
@@ -64,10 +58,8 @@ class FakeRules:
             return True
         if not _has(sets, AddressSet.CLUSTER_IP, _port(packet)):
             return False
-        marked = masqueraded_to_cluster_ips(self._settings, self._family, self._node)
-        return marked is Marked.EVERYBODY or (
-            marked is Marked.NOT_LOCAL_PODS and not self._is_from_local_pod(packet, sets)
-        )
+        can_tell = are_local_pods_known(self._settings, self._family, self._node)
+        return self._settings.masquerade_all or (can_tell and not self._is_from_local_pod(packet, sets))
 
     def _is_from_local_pod(self, packet: Packet, sets: Sets) -> bool:
         interface = local_pods_interface(self._settings)

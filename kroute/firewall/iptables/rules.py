@@ -24,13 +24,7 @@ from kroute.firewall import reasons
 from kroute.firewall.iptables.address_sets import set_name
 from kroute.firewall.iptables.packet_trace import trace_packet
 from kroute.firewall.packet_trace import Hook, Packet, Rules, TraceResult
-from kroute.firewall.policy import (
-    Marked,
-    exemptions_of,
-    local_pods_interface,
-    masqueraded_to_cluster_ips,
-    translated_source,
-)
+from kroute.firewall.policy import are_local_pods_known, exemptions_of, local_pods_interface, translated_source
 from kroute.firewall.sets import LOOKED_UP, SERVED, SHAPES, ElementPart, End, Sets
 from kroute.kernel.iptables.rule import comment
 from kroute.kernel.iptables.xtables import TableRules
@@ -154,14 +148,11 @@ def _exemptions(settings: Settings, family: Family) -> list[str]:
 
 def _cluster_ip_marking(settings: Settings, family: Family, node: NodeFacts) -> list[str]:
     to_cluster_ip = f"{in_set(family, AddressSet.CLUSTER_IP)} -j KROUTE-MARK-MASQ"
-    match masqueraded_to_cluster_ips(settings, family, node):
-        case Marked.EVERYBODY:
-            return [f"{comment(reasons.EVERYTHING_TO_CLUSTER_IP)} {to_cluster_ip}"]
-        case Marked.NOT_LOCAL_PODS:
-            others = not_from_local_pods(settings, family)
-            return [f"{others} {comment(reasons.OTHERS_TO_CLUSTER_IP)} {to_cluster_ip}"]
-        case Marked.NOBODY:
-            return []
+    if settings.masquerade_all:
+        return [f"{comment(reasons.EVERYTHING_TO_CLUSTER_IP)} {to_cluster_ip}"]
+    if not are_local_pods_known(settings, family, node):
+        return []
+    return [f"{not_from_local_pods(settings, family)} {comment(reasons.OTHERS_TO_CLUSTER_IP)} {to_cluster_ip}"]
 
 
 def _source_translation(settings: Settings, family: Family, node: NodeFacts) -> str:

@@ -51,7 +51,7 @@ from kroute.firewall.nftables.statements import (
     without_syn,
 )
 from kroute.firewall.packet_trace import Ending, Hook, Packet, Rules, TraceResult
-from kroute.firewall.policy import Marked, exemptions_of, masqueraded_to_cluster_ips, translated_source
+from kroute.firewall.policy import are_local_pods_known, exemptions_of, translated_source
 from kroute.firewall.sets import SERVED, End, Sets
 from kroute.kernel.nftables.objects import Chain, NftRule
 from kroute.model.addresses import Family
@@ -302,14 +302,11 @@ def _exemptions(settings: Settings, family: Family) -> list[Rule]:
 
 def _cluster_ip_marking(settings: Settings, family: Family, node: NodeFacts) -> list[Rule]:
     to_cluster_ip, marked = in_set(family, AddressSet.CLUSTER_IP), set_mark(settings.masquerade_mark)
-    match masqueraded_to_cluster_ips(settings, family, node):
-        case Marked.EVERYBODY:
-            return [rule(reasons.EVERYTHING_TO_CLUSTER_IP, to_cluster_ip, marked)]
-        case Marked.NOT_LOCAL_PODS:
-            others = not_from_local_pods(settings, family)
-            return [rule(reasons.OTHERS_TO_CLUSTER_IP, others, to_cluster_ip, marked)]
-        case Marked.NOBODY:
-            return []
+    if settings.masquerade_all:
+        return [rule(reasons.EVERYTHING_TO_CLUSTER_IP, to_cluster_ip, marked)]
+    if not are_local_pods_known(settings, family, node):
+        return []
+    return [rule(reasons.OTHERS_TO_CLUSTER_IP, not_from_local_pods(settings, family), to_cluster_ip, marked)]
 
 
 class NftablesRules(Rules, frozen=True):

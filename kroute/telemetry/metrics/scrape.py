@@ -72,6 +72,11 @@ def one(value: Callable[[Scrape], Value]) -> Series:
     return Series((), lambda now: [((), value(now))])
 
 
+def fields_of(field: str, things: Mapping[str, object]) -> Iterable[tuple[str, Value]]:
+    """One field of each of these, by their names."""
+    return ((name, getattr(thing, field)) for name, thing in things.items())
+
+
 def by(label: str, values: Callable[[Scrape], Iterable[tuple[str, Value]]]) -> Series:
     """A series for each value of a label."""
     return Series((label,), lambda now: [((word,), value) for word, value in values(now)])

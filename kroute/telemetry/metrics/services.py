@@ -4,11 +4,10 @@ import platform
 from collections.abc import Callable
 
 from kroute import __version__
-from kroute.firewall.sets import SetFill
 from kroute.inspect.figures import Figures
 from kroute.telemetry.health import HealthEndpoint
 from kroute.telemetry.metrics.exposition import Samples
-from kroute.telemetry.metrics.scrape import Row, Scrape, Series, by, counter, gauge, one
+from kroute.telemetry.metrics.scrape import Row, Scrape, Series, by, counter, fields_of, gauge, one
 
 _SERVICE = ("namespace", "service")
 
@@ -35,8 +34,8 @@ def _connections(now: Scrape) -> Samples:
         yield (key.namespace, key.name), figures.traffic.connections
 
 
-def _by_set(field: Callable[[SetFill], int]) -> Series:
-    return by("set", lambda now: ((fill.set, field(fill)) for fill in now.sets))
+def _by_set(field: str) -> Series:
+    return by("set", lambda now: fields_of(field, {fill.set: fill for fill in now.sets}))
 
 
 def _problems(now: Scrape) -> Samples:
@@ -78,12 +77,9 @@ ROWS: tuple[Row, ...] = (
             one(lambda now: now.parts.controllers.refuted_ejections())),
     gauge("kroute_firewall_info", "1, with the firewall's backend.",
           by("backend", lambda now: [(now.parts.settings.firewall, 1)])),
-    gauge("kroute_set_entries", "Entries of a set that the firewall's rules look up.",
-          _by_set(lambda fill: fill.entries)),
-    gauge("kroute_set_capacity", "How many entries the set can hold as it is; a full one grows.",
-          _by_set(lambda fill: fill.capacity)),
-    gauge("kroute_set_capacity_limit", "How many entries the set can hold once it has grown.",
-          _by_set(lambda fill: fill.limit)),
+    gauge("kroute_set_entries", "Entries of a set that the firewall's rules look up.", _by_set("entries")),
+    gauge("kroute_set_capacity", "How many entries the set can hold as it is; a full one grows.", _by_set("capacity")),
+    gauge("kroute_set_capacity_limit", "How many entries the set can hold once it has grown.", _by_set("limit")),
     gauge("kroute_virtual_servers",
           "Planned virtual servers: serving, refusing (without endpoint), or missing in the kernel.",
           _of_all(serving=lambda total: total.virtual_servers - total.refusing - total.missing,

@@ -4,25 +4,22 @@ from collections.abc import Callable
 
 from kroute.base.histogram import Histogram
 from kroute.checks.running_proxies import Sign
-from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
-from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry import changes, loop_watch
-from kroute.telemetry.metrics.scrape import Row, Scrape, Series, by, counter, gauge, histogram, one
-from kroute.telemetry.statistics import WatchStatistics
+from kroute.telemetry.metrics.scrape import Row, Scrape, Series, by, counter, fields_of, gauge, histogram, one
 
 _CONTROLLER = "controller"
 
 
-def _by_controller(field: Callable[[ControllerStatistics], float]) -> Series:
-    return by(_CONTROLLER, lambda now: ((name, field(counts)) for name, counts in now.statistics.controllers.items()))
+def _by_controller(field: str) -> Series:
+    return by(_CONTROLLER, lambda now: fields_of(field, now.statistics.controllers))
 
 
-def _by_kind(field: Callable[[WatchStatistics], float]) -> Series:
-    return by("kind", lambda now: ((kind, field(counts)) for kind, counts in now.statistics.watches.items()))
+def _by_kind(field: str) -> Series:
+    return by("kind", lambda now: fields_of(field, now.statistics.watches))
 
 
-def _by_client(field: Callable[[NetlinkStatistics], float]) -> Series:
-    return by("client", lambda now: ((name, field(counts)) for name, counts in now.statistics.sockets.items()))
+def _by_client(field: str) -> Series:
+    return by("client", lambda now: fields_of(field, now.statistics.sockets))
 
 
 def _by_proxy(sign: Callable[[Scrape], Sign | None]) -> Series:
@@ -52,26 +49,19 @@ ROWS: tuple[Row, ...] = (
     histogram("kroute_pass_duration_seconds",
               "How long the passes of a controller took that wrote something or resynced.",
               by(_CONTROLLER, lambda now: now.parts.controllers.passes().items())),
-    counter("kroute_writes_total", "Changes that the kernel has accepted.",
-            _by_controller(lambda counts: counts.writes)),
+    counter("kroute_writes_total", "Changes that the kernel has accepted.", _by_controller("writes")),
     counter("kroute_repairs_total", "What another program had changed and kroute has repaired.",
-            _by_controller(lambda counts: counts.repairs)),
-    counter("kroute_failures_total", "Changes that were refused, and passes that failed.",
-            _by_controller(lambda counts: counts.failures)),
-    counter("kroute_denials_total", "Passes that failed because a privilege is missing.",
-            _by_controller(lambda counts: counts.denied)),
-    gauge("kroute_retries_waiting", "Objects that were refused and will be tried again.",
-          _by_controller(lambda counts: counts.waiting)),
+            _by_controller("repairs")),
+    counter("kroute_failures_total", "Changes that were refused, and passes that failed.", _by_controller("failures")),
+    counter("kroute_denials_total", "Passes that failed because a privilege is missing.", _by_controller("denied")),
+    gauge("kroute_retries_waiting", "Objects that were refused and will be tried again.", _by_controller("waiting")),
     gauge("kroute_failing_seconds", "For how long every pass has failed; 0 when it works.",
-          _by_controller(lambda counts: counts.failing_for)),
-    gauge("kroute_last_audit_timestamp_seconds", "The Unix time of the last resync.",
-          _by_controller(lambda counts: counts.last_resync)),
+          _by_controller("failing_for")),
+    gauge("kroute_last_audit_timestamp_seconds", "The Unix time of the last resync.", _by_controller("last_resync")),
     gauge("kroute_last_look_timestamp_seconds", "The Unix time of the last look or resync.",
-          _by_controller(lambda counts: counts.last_look)),
-    counter("kroute_resyncs_total", "Comparisons of all of the kernel's state.",
-            _by_controller(lambda counts: counts.resyncs)),
-    counter("kroute_looks_total", "Looks that found no reason for a resync.",
-            _by_controller(lambda counts: counts.looks)),
+          _by_controller("last_look")),
+    counter("kroute_resyncs_total", "Comparisons of all of the kernel's state.", _by_controller("resyncs")),
+    counter("kroute_looks_total", "Looks that found no reason for a resync.", _by_controller("looks")),
     histogram("kroute_programming_duration_seconds",
               "From reading a change to its Service's being as it should be in the kernel.", one(_latency)),
     gauge("kroute_programming_waiting", "Services whose changes are on their way to the kernel.",
@@ -86,21 +76,16 @@ ROWS: tuple[Row, ...] = (
           one(lambda now: now.statistics.loop.longest_cpu)),
     counter("kroute_log_lines_dropped_total", "Log lines that were dropped because nobody read them.",
             one(lambda now: now.process.dropped_lines)),
-    counter("kroute_netlink_messages_total", "Messages sent to the kernel.",
-            _by_client(lambda counts: counts.messages)),
-    counter("kroute_netlink_bytes_total", "Bytes sent to the kernel.", _by_client(lambda counts: counts.bytes)),
-    counter("kroute_netlink_sends_total", "System calls that sent them.", _by_client(lambda counts: counts.sends)),
-    gauge("kroute_reflector_objects", "Objects that are known from the API server.",
-          _by_kind(lambda counts: counts.objects)),
-    counter("kroute_reflector_lists_total", "Requests that listed objects.", _by_kind(lambda counts: counts.lists)),
-    counter("kroute_reflector_watches_total", "Watches that were begun.", _by_kind(lambda counts: counts.watches)),
-    counter("kroute_reflector_events_total", "Events that watches brought.", _by_kind(lambda counts: counts.events)),
-    counter("kroute_reflector_failures_total", "Lists and watches that failed.",
-            _by_kind(lambda counts: counts.failures)),
-    counter("kroute_reflector_denials_total", "Failures because a permission is missing.",
-            _by_kind(lambda counts: counts.denied)),
-    counter("kroute_reflector_malformed_total", "Objects that could not be read.",
-            _by_kind(lambda counts: counts.malformed)),
+    counter("kroute_netlink_messages_total", "Messages sent to the kernel.", _by_client("messages")),
+    counter("kroute_netlink_bytes_total", "Bytes sent to the kernel.", _by_client("bytes")),
+    counter("kroute_netlink_sends_total", "System calls that sent them.", _by_client("sends")),
+    gauge("kroute_reflector_objects", "Objects that are known from the API server.", _by_kind("objects")),
+    counter("kroute_reflector_lists_total", "Requests that listed objects.", _by_kind("lists")),
+    counter("kroute_reflector_watches_total", "Watches that were begun.", _by_kind("watches")),
+    counter("kroute_reflector_events_total", "Events that watches brought.", _by_kind("events")),
+    counter("kroute_reflector_failures_total", "Lists and watches that failed.", _by_kind("failures")),
+    counter("kroute_reflector_denials_total", "Failures because a permission is missing.", _by_kind("denied")),
+    counter("kroute_reflector_malformed_total", "Objects that could not be read.", _by_kind("malformed")),
     counter("kroute_api_failovers_total", "Times that another API server of --master was used instead.",
             one(lambda now: now.statistics.api_failovers)),
 )

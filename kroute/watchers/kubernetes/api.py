@@ -5,9 +5,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -51,11 +49,8 @@ memory twice."""
 LONGEST_REFUSAL = 1 << 20
 """Bytes of the body of an error."""
 
-_CONTENT_TYPE = {
-    "POST": {"Content-Type": "application/json"},
-    "PUT": {"Content-Type": "application/json"},
-    "PATCH": {"Content-Type": "application/merge-patch+json"},
-}
+_JSON, _MERGE_PATCH = {"Content-Type": "application/json"}, {"Content-Type": "application/merge-patch+json"}
+_CONTENT_TYPE = {"POST": _JSON, "PUT": _JSON, "PATCH": _MERGE_PATCH}
 
 _METADATA_LIST, _METADATA = (
     f"application/json;as={kind};g=meta.k8s.io;v=v1,application/json"
@@ -167,7 +162,7 @@ class Api:
         """
         from email.utils import parsedate_to_datetime  # noqa: PLC0415  0.01 s, and no agent asks
 
-        _, response = await self._request("GET", "/readyz", {}, read_timeout=READ_TIMEOUT)
+        _, response = await self._request("GET", "/readyz", {}, READ_TIMEOUT)
         response.close()
         try:
             return parsedate_to_datetime(response.headers["date"]).timestamp()
@@ -186,7 +181,7 @@ class Api:
         Close the iterator to end the request (`contextlib.aclosing`). Raises as `get` does.
         """
         accept = _METADATA if only_metadata else None
-        client, response = await self._request("GET", path, params, read_timeout=None, accept=accept)
+        client, response = await self._request("GET", path, params, None, accept=accept)
         try:
             buffer = LineBuffer()
             while piece := await response.read():
@@ -236,9 +231,7 @@ class Api:
         body: Mapping[str, Any] | None = None,
         accept: str | None = None,
     ) -> bytes:
-        client, response = await self._request(
-            method, path, params, read_timeout=READ_TIMEOUT, body=body, accept=accept
-        )
+        client, response = await self._request(method, path, params, READ_TIMEOUT, body=body, accept=accept)
         try:
             return await _read(response, LONGEST_ANSWER)
         except _FAILURES as error:
@@ -249,8 +242,8 @@ class Api:
         method: str,
         path: str,
         params: Parameters,
-        *,
         read_timeout: float | None,
+        *,
         body: Mapping[str, Any] | None = None,
         accept: str | None = None,
     ) -> tuple[HttpClient, Answer]:
@@ -312,9 +305,8 @@ class Api:
         """The error of a connection that failed. What is kept leads to where it did, perhaps to nobody, and is left."""
         client.leave_idle()
         said = f"{what}: {_what(error)}"
-        return UnreachableError(
-            said, moved=await self._has_moved(client, said, is_silent=isinstance(error, TimeoutError))
-        )
+        has_moved = await self._has_moved(client, said, is_silent=isinstance(error, TimeoutError))
+        return UnreachableError(said, moved=has_moved)
 
     async def _session(self) -> tuple[HttpClient, dict[str, str]]:
         """The session to use and the headers that authenticate, both up to date.
@@ -414,19 +406,19 @@ class Api:
 
 def _clients(configuration: Configuration, servers: Sequence[str]) -> Callable[[str], HttpClient]:
     """What makes a client of a server, with the certificates as they are now."""
+
+    def client_of(server: str) -> HttpClient:
+        try:
+            return HttpClient(server, tls, server_name=configuration.tls_server_name, proxy=configuration.proxy)
+        except ValueError as error:
+            raise ConfigurationError(f"{server} cannot be asked: {_what(error)}") from error
+
     try:
         tls = context_for(configuration) if any(server.startswith("https:") for server in servers) else None
     except OSError as error:  # ssl.SSLError is an OSError
         files = [str(pem) for pem in configuration.pems if isinstance(pem, Path)]
         raise ConfigurationError(f"certificates {', '.join(files)} cannot be used: {_what(error)}") from error
-    return partial(_new_client, configuration, tls)
-
-
-def _new_client(configuration: Configuration, tls: SSLContext | None, server: str) -> HttpClient:
-    try:
-        return HttpClient(server, tls, server_name=configuration.tls_server_name, proxy=configuration.proxy)
-    except ValueError as error:
-        raise ConfigurationError(f"{server} cannot be asked: {_what(error)}") from error
+    return client_of
 
 
 async def _read(response: Answer, longest: int) -> bytes:
@@ -441,9 +433,8 @@ async def _read(response: Answer, longest: int) -> bytes:
             while piece := await response.read():
                 body += piece
                 if len(body) > longest:
-                    raise AnswerTooLongError(
-                        f"the answer from {response.url} has more than {longest >> 20} MiB: it is not read"
-                    )
+                    too_long = f"has more than {longest >> 20} MiB: it is not read"
+                    raise AnswerTooLongError(f"the answer from {response.url} {too_long}")
                 limit.reschedule(began + min(ANSWER_TIMEOUT, READ_TIMEOUT + len(body) / LEAST_RATE))
     except TimeoutError as error:
         seconds = asyncio.get_running_loop().time() - began

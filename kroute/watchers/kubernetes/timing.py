@@ -49,16 +49,13 @@ class Timing(msgspec.Struct, frozen=True):
     short_watch: float = 1.0
     """A watch that ends sooner without an event counts as a failure."""
 
-    def backoff(self) -> Backoff:
-        return Backoff(FIRST_RETRY, LAST_RETRY, self.rng)
-
 
 class RetryPolicy:
     """The failures of one reflector."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
-        self._backoff = timing.backoff()
+        self._backoff = Backoff(FIRST_RETRY, LAST_RETRY, timing.rng)
         self._doubt = Backoff(FIRST_DOUBT, LAST_DOUBT, timing.rng)
         self._denied_since: float | None = None
         self._listed_at = -math.inf

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from kroute.model.kinds import WATCHED, WatchedKind
@@ -26,17 +26,12 @@ class KubernetesWatcher:
         room: Room = always_room,
     ) -> None:
         self._requests = requests
-        self._reflectors = {kind.name: Reflector(requests, kind, sink, timing, room) for kind in kinds}
-
-    @property
-    def reflectors(self) -> Mapping[str, Reflector]:
-        """The reflectors by the name of their kind, for their statistics."""
-        return self._reflectors
+        self.reflectors = {kind.name: Reflector(requests, kind, sink, timing, room) for kind in kinds}
 
     async def run(self) -> None:
         """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for kind, reflector in self._reflectors.items():
+            for kind, reflector in self.reflectors.items():
                 group.create_task(reflector.run(), name=f"watch {kind}")
             group.create_task(self._requests.stay_reachable(), name="API servers")
 
@@ -55,7 +50,7 @@ class FollowedCluster:
     def __init__(self, api: Api, kinds: Iterable[WatchedKind]) -> None:
         self.api = api
         self._kept: deque[Sequence[Change]] = deque()
-        self._sink: Sink = self._keep
+        self._sink: Sink = self._kept.append
         self._is_taken = asyncio.Event()
         self.watcher = KubernetesWatcher(api, self._take, kinds=kinds, room=self._room)
 
@@ -69,22 +64,15 @@ class FollowedCluster:
         try:
             await asyncio.Event().wait()
         finally:
-            self._sink = _ignore
+            self._sink = lambda _changes: None  # nobody follows any more
 
     def _take(self, changes: Sequence[Change]) -> None:
         self._sink(changes)
-
-    def _keep(self, changes: Sequence[Change]) -> None:
-        self._kept.append(changes)
 
     async def _room(self) -> None:
         await asyncio.sleep(0)
         if sum(map(len, self._kept)) >= KEPT:
             await self._is_taken.wait()
-
-
-def _ignore(_changes: Sequence[Change]) -> None:
-    """Take the changes that come when nobody follows any more."""
 
 
 @asynccontextmanager

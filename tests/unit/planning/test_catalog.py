@@ -406,7 +406,7 @@ def test_nothing_is_kept_of_objects_that_went() -> None:
     delete(catalog, piece)
     delete(catalog, service())
     slices = catalog.slices
-    kept = (catalog.services, slices._slices, slices._service_of, catalog.plans, catalog.marked)
+    kept = (catalog.services, slices.by_service, slices._service_of, catalog.plans, catalog.marked)
     assert [list(it) for it in kept] == [[], [], [], [], []]
     assert (catalog.claims._claimants, catalog.claims._claims) == ({}, {})
     owners = catalog.owners

@@ -186,7 +186,7 @@ def test_nothing_is_kept_of_what_went() -> None:
     made.commit()
     weights = made._weights
     assert (weights._asking, weights._pods, weights._naming, weights._named_by) == ({}, {}, {}, {})
-    assert (weights.nodes._nodes, weights.nodes.have_weights, +weights.nodes._ready) == ({}, False, {})
+    assert (weights.nodes._nodes, weights.nodes.have_weights, +weights.nodes.ready) == ({}, False, {})
 
 
 @pytest.mark.parametrize(

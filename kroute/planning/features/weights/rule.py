@@ -15,8 +15,8 @@ import msgspec
 from kroute.base.schedulers import BY_SHARE, IGNORE_WEIGHTS
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import Problem, RealServer
-from kroute.model.steps import Steps, finish, parts
-from kroute.planning.backend_slices import BackendSlice, Traits
+from kroute.model.steps import Steps, parts
+from kroute.planning.backend_slices import BackendSlice
 from kroute.planning.endpoints import Chosen
 from kroute.planning.features.step import FeatureStep, PlanInputs
 from kroute.planning.features.weights.locality import Location, shares
@@ -26,21 +26,8 @@ from kroute.planning.weight_facts import Nodes, WeightFacts
 
 NO_FACTS = WeightFacts(Nodes())
 
-Alike = tuple[str | None, int, tuple[int, ...]]
-"""What real servers have in common that weigh the same: the name of their node, their Pod's weight, and the values of
-further sources."""
-
-
-class WeightSource:
-    """One more factor of the weights of a Service: what the Service asks of another feature may be one."""
-
-    __slots__ = ()
-    whose: str
-    """The words of `kroute explain` for it."""
-
-    def value(self, server: RealServer, traits: Traits) -> int:
-        """The factor of one real server."""
-        raise NotImplementedError
+Alike = tuple[str | None, int]
+"""What real servers have in common that weigh the same: the name of their node, and their Pod's weight."""
 
 
 class _Found(NamedTuple):
@@ -88,10 +75,7 @@ class Weighing(msgspec.Struct, FeatureStep, frozen=True):
     scheduler: str
     by_service: ServiceWeights | None = None
     locality: Locality | None = None
-    sources: tuple[WeightSource, ...] = ()
-    known: dict[tuple[frozenset[tuple[Alike, int]], _Scope | None], dict[Alike, _Found]] = msgspec.field(
-        default_factory=dict
-    )
+    known: dict[tuple[frozenset[tuple[Alike, int]], _Scope | None], dict[Alike, _Found]] = {}
 
     def of(self, chosen: Chosen) -> Steps[list[Weight]]:
         """The weight of each real server, in the same order."""
@@ -104,12 +88,8 @@ class Weighing(msgspec.Struct, FeatureStep, frozen=True):
         weights = yield from self.of(chosen)
         return {server: str(weight) for (server, _), weight in zip(chosen, weights, strict=True)}
 
-    def weighed(self, chosen: Chosen) -> tuple[RealServer, ...]:
+    def weigh(self, chosen: Chosen, _servers: tuple[RealServer, ...] = ()) -> Steps[tuple[RealServer, ...]]:
         """The real servers with their weights, in the same order."""
-        return finish(self.weigh(chosen, ()))
-
-    def weigh(self, chosen: Chosen, _servers: tuple[RealServer, ...]) -> Steps[tuple[RealServer, ...]]:
-        """As `weighed`, in steps."""
         kinds, found = yield from self._found(chosen)
         servers: list[RealServer] = []
         for part in parts(zip(chosen, kinds, strict=True)):
@@ -123,16 +103,9 @@ class Weighing(msgspec.Struct, FeatureStep, frozen=True):
     def _found(self, chosen: Chosen) -> Steps[tuple[list[Alike], dict[Alike, _Found]]]:
         """The kind of each real server, and what each kind weighs."""
         kinds: list[Alike] = []
-        pods, sources = self.facts.pods, self.sources
+        pods = self.facts.pods
         for part in parts(chosen):
-            if sources:
-                others = [tuple([source.value(*each) for source in sources]) for each in part]
-            else:
-                others = [()] * len(part)
-            kinds += [
-                (traits.node_name, pods.get(server, 1), values)
-                for (server, traits), values in zip(part, others, strict=True)
-            ]
+            kinds += [(traits.node_name, pods.get(server, 1)) for server, traits in part]
             yield len(part)
         counts = Counter(kinds)
         scope = self._scope(chosen) if self._has_places(counts) else None
@@ -165,25 +138,24 @@ class Weighing(msgspec.Struct, FeatureStep, frozen=True):
         return {kind: _Found(weights.get(one, 0), None if scope is None else one) for kind, one in exact.items()}
 
     def _values(self, kind: Alike) -> tuple[int, ...]:
-        """The factors of a kind's weight: pod, node, what the Service says of the zone and the node, other sources."""
-        name, pod, others = kind
+        """The factors of a kind's weight: pod, node, and what the Service says of the zone and the node."""
+        name, pod = kind
         node = self.facts.nodes.of(name)
         if self.by_service is None:
-            return pod, node.weight, *others
-        zones, nodes = self.by_service.zones, self.by_service.nodes
-        return pod, node.weight, zones.get(node.zone or "", 1), nodes.get(name or "", 1), *others
+            return pod, node.weight
+        return pod, node.weight, self.by_service.zones.get(node.zone or "", 1), self.by_service.nodes.get(name or "", 1)
 
     def _factors(self, kind: Alike) -> tuple[tuple[str, int], ...]:
         name = kind[0]
         by_service = (f"zone/{self.facts.nodes.of(name).zone}", f"node/{name}") if self.by_service is not None else ()
-        names = "pod", "node", *by_service, *[source.whose for source in self.sources]
-        return tuple([factor for factor in zip(names, self._values(kind), strict=True) if factor[1] != 1])
+        factors = zip(("pod", "node", *by_service), self._values(kind), strict=True)
+        return tuple([factor for factor in factors if factor[1] != 1])
 
     def _has_places(self, kinds: Iterable[Alike]) -> bool:
         """Whether locality plays a part: the Service asks for it, and not all real servers are on one node."""
         if self.locality is None or self.scheduler not in BY_SHARE:
             return False
-        return len({name for name, _, _ in kinds}) > 1
+        return len({name for name, _ in kinds}) > 1
 
     def _place(self, name: str | None, clients: Mapping[str | None, int]) -> Location:
         is_here = name == self.node.name
@@ -240,9 +212,8 @@ class Weighing(msgspec.Struct, FeatureStep, frozen=True):
 def begin(inputs: PlanInputs) -> Weighing | None:
     """The step of a Service whose real servers are weighed."""
     options = inputs.options
-    sources = tuple([value for value in options.asked if isinstance(value, WeightSource)])
     by_service, locality = options.of(ServiceWeights), options.of(Locality)
-    weighing = weighing_of(inputs.node, inputs.facts, options.scheduler, by_service, locality, sources)
+    weighing = weighing_of(inputs.node, inputs.facts, options.scheduler, by_service, locality)
     if weighing is not None:
         inputs.problems.extend(problems_of(weighing))
     return weighing
@@ -254,13 +225,12 @@ def weighing_of(
     scheduler: str,
     by_service: ServiceWeights | None,
     locality: Locality | None = None,
-    sources: tuple[WeightSource, ...] = (),
 ) -> Weighing | None:
     """How a Service is weighed, or None if all its servers weigh 1."""
     is_weighed = facts is not None and (facts.pods or facts.nodes.have_weights)
-    if by_service is None and locality is None and not sources and not is_weighed:
+    if by_service is None and locality is None and not is_weighed:
         return None
-    return Weighing(node, facts or NO_FACTS, scheduler, by_service, locality, sources)
+    return Weighing(node, facts or NO_FACTS, scheduler, by_service, locality)
 
 
 def are_weighed(slices: Iterable[BackendSlice], facts: WeightFacts | None) -> Steps[bool]:
@@ -288,7 +258,7 @@ def problems_of(weighing: Weighing) -> list[Problem]:
         more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
         message = f"{refused[0]}{more}: no weight; the pod weighs 1. Allowed: 0 to 65535."
         problems.append(Problem("InvalidWeight", refused[0], message))
-    if weighing.scheduler in IGNORE_WEIGHTS and (weighing.by_service or weighing.sources or weighing.facts.pods):
+    if weighing.scheduler in IGNORE_WEIGHTS and (weighing.by_service or weighing.facts.pods):
         problems.append(_ignored(weighing.scheduler, "ignores all weights except 0"))
     elif weighing.locality is not None and weighing.scheduler not in BY_SHARE:
         problems.append(

@@ -180,7 +180,11 @@ class Answer:
         self._exchange = exchange
         self._over = over
         self._is_over = False
-        self._unpack = _Unpacking(self.headers.get("content-encoding", ""))
+        encoding = self.headers.get("content-encoding", "")
+        if encoding not in {"", "identity", "gzip"}:
+            raise HttpError(f"the answer has the encoding {encoding!r}, which was not asked for")
+        self._inflater = zlib.decompressobj(16 + zlib.MAX_WBITS) if encoding == "gzip" else None
+        self._received = b""
 
     @property
     def ok(self) -> bool:
@@ -196,14 +200,15 @@ class Answer:
         Raises HttpError, OSError: it ended too early.
         """
         while not self._is_over:
-            if piece := self._unpack.waiting():
+            if self._received and (piece := self._unpacked()):
                 return piece
-            packed = await self._exchange.body()
-            if packed is None:
-                self._unpack.end()
-                self._end()
+            received = await self._exchange.body()
+            if received is not None:
+                self._received = received
+            elif self._inflater is not None and not self._inflater.eof:
+                raise HttpError("the compressed answer ended too early")
             else:
-                self._unpack.feed(packed)
+                self._end()
         return b""
 
     def close(self) -> None:
@@ -219,37 +224,16 @@ class Answer:
         else:
             self.transport.abort()
 
-
-class _Unpacking:
-    """The Content-Encoding of a body: gzip or none."""
-
-    def __init__(self, encoding: str) -> None:
-        if encoding not in {"", "identity", "gzip"}:
-            raise HttpError(f"the answer has the encoding {encoding!r}, which was not asked for")
-        self._inflater = zlib.decompressobj(16 + zlib.MAX_WBITS) if encoding == "gzip" else None
-        self._waiting = b""
-
-    def feed(self, packed: bytes) -> None:
-        """Take the next bytes; `waiting` has returned all of those before."""
-        self._waiting = packed
-
-    def waiting(self) -> bytes:
-        """Some of what was fed; nothing when all was returned. Raises HttpError."""
+    def _unpacked(self) -> bytes:
+        """Some of what was received, decompressed. Raises HttpError."""
         if self._inflater is None:
-            piece, self._waiting = self._waiting, b""
+            piece, self._received = self._received, b""
             return piece
-        if not self._waiting:
-            return b""
         if self._inflater.eof:  # zlib would keep all of it, however much comes
             raise HttpError("the compressed answer goes on after its end")
         try:
-            piece = self._inflater.decompress(self._waiting, INFLATED_AT_ONCE)
+            piece = self._inflater.decompress(self._received, INFLATED_AT_ONCE)
         except zlib.error as error:
             raise HttpError(f"the compressed answer cannot be read: {error}") from error
-        self._waiting = self._inflater.unconsumed_tail
+        self._received = self._inflater.unconsumed_tail
         return piece
-
-    def end(self) -> None:
-        """The body has ended. Raises HttpError: what was compressed is not complete."""
-        if self._inflater is not None and not self._inflater.eof:
-            raise HttpError("the compressed answer ended too early")

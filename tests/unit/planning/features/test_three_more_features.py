@@ -6,26 +6,26 @@ import msgspec
 import pytest
 
 from kroute.model.plan import Problem, RealServer, ServicePlan
+from kroute.model.steps import Steps
 from kroute.planning import features
-from kroute.planning.backend_slices import Traits
+from kroute.planning.endpoints import Chosen
 from kroute.planning.features.step import Backends, FeatureStep, PlanInputs
-from kroute.planning.features.weights.rule import WeightSource
 from kroute.planning.frontends import Frontend
 from kroute.planning.options import Annotation, Applied, Options, names
 from tests.builders import endpoint, endpoint_slice, facts, plan_service, read, service, settings
 from tests.unit.planning.test_endpoint_reasons import seen
 
-Register = Callable[[Annotation, Callable[[PlanInputs], FeatureStep | None] | None], None]
+Register = Callable[[Annotation, Callable[[PlanInputs], FeatureStep | None]], None]
 
 
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Register:
     """Put the lines of a feature into the tables, as a commit would."""
 
-    def put(row: Annotation, begin: Callable[[PlanInputs], FeatureStep | None] | None) -> None:
+    def put(row: Annotation, begin: Callable[[PlanInputs], FeatureStep | None]) -> None:
         known = features.KNOWN["Service"]
         monkeypatch.setattr(features, "ANNOTATIONS", (*features.ANNOTATIONS, row))
-        monkeypatch.setattr(features, "STEPS", (*features.STEPS, *([begin] if begin is not None else [])))
+        monkeypatch.setattr(features, "STEPS", (*features.STEPS, begin))
         monkeypatch.setitem(features.KNOWN, "Service", {*known, *row.names})
 
     return put
@@ -37,14 +37,18 @@ def planned(annotation: str = "", value: str = "", **spec: object) -> ServicePla
     return plan_service(web, slices, facts(), settings())
 
 
-class OfHost(msgspec.Struct, WeightSource, frozen=True):
+class OfHost(msgspec.Struct, FeatureStep, frozen=True):
     """A source of weights: the real servers of one host weigh more."""
 
     host: str
-    whose = "host"
 
-    def value(self, _server: RealServer, traits: Traits) -> int:
-        return 7 if traits.node_name == self.host else 1
+    def weigh(self, chosen: Chosen, servers: tuple[RealServer, ...]) -> Steps[tuple[RealServer, ...]]:
+        yield len(chosen)
+        here = [traits.node_name == self.host for _, traits in chosen]
+        return tuple(
+            server._replace(weight=7 * server.weight) if is_here else server
+            for server, is_here in zip(servers, here, strict=True)
+        )
 
 
 def apply_host(options: Options, value: str) -> Applied:
@@ -55,7 +59,7 @@ HOST = Annotation(names("host"), "the host whose real servers weigh more", "a na
 
 
 def test_a_new_source_of_weights(register: Register) -> None:
-    register(HOST, None)
+    register(HOST, lambda inputs: inputs.options.of(OfHost))
     plan = planned("kroute.io/host", "node1")
     [server] = plan.virtual_servers
     assert (server.scheduler, plan.problems) == ("wrr", ())

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from kroute.base.backoff import Backoff
 from kroute.model.kinds import SERVICES
 from kroute.model.objects import Service
 from kroute.watchers.kubernetes.errors import ApiError
 from kroute.watchers.kubernetes.reflector import Reflector
 from kroute.watchers.kubernetes.server_presence import ServerPresence
-from kroute.watchers.kubernetes.timing import Timing
+from kroute.watchers.kubernetes.timing import FIRST_RETRY, LAST_RETRY, Timing
 from tests.apiserver import ApiServer, Features
 from tests.unit.watching import Follower, Pauses, eventually, key, quick, reflecting, running, service
 from tests.virtual_time import virtual
@@ -31,7 +32,7 @@ def test_pauses_double_up_to_some_seconds_and_start_over_after_success() -> None
         def random(self) -> float:
             return 0.5
 
-    backoff = Timing(rng=Dice()).backoff()
+    backoff = Backoff(FIRST_RETRY, LAST_RETRY, Dice())
     assert [backoff.delay() for _ in range(6)] == [1.5 * base for base in (0.8, 1.6, 3.2, 6.4, 8.0, 8.0)]
     backoff.reset()
     assert backoff.delay() == 1.5 * 0.8
