@@ -23,12 +23,12 @@ class RuleWriter(Generic[K]):
 
     def __init__(self) -> None:
         self.hindered_by = ""
-        self._written: dict[K, object] = {}
-        self._failing: set[K] = set()
-        self._standing: set[K] = set()
+        self.written: dict[K, object] = {}
+        self.failing: set[K] = set()
+        self.standing: set[K] = set()
         """The parts that were right after they were last checked or written."""
 
-    async def _keep(
+    async def keep(
         self, key: K, write: Callable[[], Awaitable[tuple[object, list[str]]]], without: str, **where: str
     ) -> list[str]:
         """Write a part; returns the drift: what was wrong although the same rules had been written before.
@@ -38,16 +38,16 @@ class RuleWriter(Generic[K]):
         try:
             rules, wrong = await write()
         except KernelError as error:
-            if key not in self._failing:
+            if key not in self.failing:
                 log.warning("rules.failed", **where, error=str(error), next_step=without)
             if error.errno in self.hindering:
                 self.hindered_by = str(error)
-            self._failing.add(key)
-            self._standing.discard(key)
+            self.failing.add(key)
+            self.standing.discard(key)
             return []
-        self._failing.discard(key)
-        self._standing.add(key)
-        before, self._written[key] = self._written.get(key), rules
+        self.failing.discard(key)
+        self.standing.add(key)
+        before, self.written[key] = self.written.get(key), rules
         if wrong and before != rules:
             log.info("rules.written", **where, what=wrong)
             return []

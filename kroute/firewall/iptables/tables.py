@@ -75,7 +75,7 @@ class IptablesTables(RuleWriter[Key]):
         drift = [what for key in self._clients for what in await self._ensure(key, node)]
         is_same = before == await self._digests()
         # After a write, or if not all could be compared, the next look does not know what was compared.
-        self._last_look = before if is_same and not self._failing else None
+        self._last_look = before if is_same and not self.failing else None
         return drift, is_same
 
     async def are_untouched(self) -> bool:
@@ -84,13 +84,13 @@ class IptablesTables(RuleWriter[Key]):
 
     def enforce(self, family: Family) -> bool:
         """Whether the tables of ENFORCING were right after they were last checked or written."""
-        return all((family, table) in self._standing for table in ENFORCING)
+        return all((family, table) in self.standing for table in ENFORCING)
 
     async def withdraw(self, family: Family) -> None:
         """Delete the rules of one family, so that its sets can be replaced. A failure shows when a set is destroyed."""
-        self._written.pop((family, NFT_FILTER), None)
+        self.written.pop((family, NFT_FILTER), None)
         for key in self._in_order_of_removal(family):
-            self._standing.discard(key)
+            self.standing.discard(key)
             with suppress(KernelError):
                 await self._clients[key].remove(_kernel_name(key[1]), PREFIX)
 
@@ -144,7 +144,7 @@ class IptablesTables(RuleWriter[Key]):
             rules = await self._rules(family, table, node)
             return rules, await client.ensure(rules)
 
-        drift = await self._keep(key, write, WITHOUT[table], family=family.value, table=table)
+        drift = await self.keep(key, write, WITHOUT[table], family=family.value, table=table)
         variant = " nft" if table == NFT_FILTER else ""
         return [f"{family}{variant}: {what}" for what in drift]
 

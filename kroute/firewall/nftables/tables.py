@@ -71,7 +71,7 @@ class NftablesTables(RuleWriter[Family]):
 
     def enforce(self, family: Family) -> bool:
         """Whether the rules of the family were right after they were last checked or written."""
-        return family in self._standing
+        return family in self.standing
 
     async def ensure_sets(self, family: Family) -> tuple[list[NftSet], list[str]]:
         """Make the table, and the sets that are missing or of another kind; returns those, and what was wrong.
@@ -87,7 +87,7 @@ class NftablesTables(RuleWriter[Family]):
         if misshapen and state is not None:
             changes += map(FlushChain, state.chains)
             changes += [DeleteSet(definition.name) for definition in misshapen]
-            self._standing.discard(family)
+            self.standing.discard(family)
         made = missing + misshapen
         changes += [AddSet(definition) for definition in made]
         failures = await self._nftables.transact(table, changes) if changes else []
@@ -107,7 +107,7 @@ class NftablesTables(RuleWriter[Family]):
         drift = []
         for family in self.supported:
             rewrite = partial(self._rewrite, family_rules(self._settings, family, node))
-            found = await self._keep(family, rewrite, WITHOUT, family=family.value)
+            found = await self.keep(family, rewrite, WITHOUT, family=family.value)
             drift += [f"table {TABLES[family]}: {what}" for what in found]
         return drift
 
@@ -128,7 +128,7 @@ class NftablesTables(RuleWriter[Family]):
         return [family for family in Family if TABLES[family].listed_as in names]
 
     async def remove(self, report: CleanupReport) -> None:
-        self._standing.clear()
+        self.standing.clear()
         for family in await self.present():
             table = TABLES[family]
             with report.step(f"table {table}"):
@@ -158,7 +158,7 @@ class NftablesTables(RuleWriter[Family]):
         return rules.kernel_rules, wrong
 
     def _report_unsupported(self, family: Family, failure: Failure[NftChange]) -> None:
-        self._standing.discard(family)
+        self.standing.discard(family)
         if family not in self._unsupported:
             self._unsupported[family] = sentence = _sentence(TABLES[family], failure)
             log.warning("rules.failed", family=family.value, error=sentence, next_step=WITHOUT)
