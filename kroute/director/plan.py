@@ -20,7 +20,7 @@ from kroute.model.plan import (
     VirtualServerKey,
 )
 from kroute.model.probes import Probe, ProbeKind
-from kroute.model.steps import Steps, finish
+from kroute.model.steps import Steps
 from kroute.planning.address_owners import MOST_ADDRESSES, AddressOwners
 from kroute.planning.backend_slices import BackendSlice, PortKey, Traits
 from kroute.planning.endpoints import LOCAL, MergedSlices, choice_steps, external_policy, merging, refusals
@@ -49,10 +49,8 @@ class DirectorNode(NamedTuple):
     """A Node as a director sees it: the first InternalIP of each family, and what it is weighed by."""
 
     name: str
-    ipv4: str | None
-    ipv6: str | None
-    weight: int = 1
-    zone: str | None = None
+    addresses: Mapping[Family, str]
+    traits: NodeTraits
 
 
 class DirectorPlan(NamedTuple):
@@ -66,15 +64,16 @@ class TakingTraffic:
     """The Nodes that take traffic, and what they are weighed by."""
 
     def __init__(self, nodes: Collection[DirectorNode]) -> None:
-        self.traits = Nodes({node.name: NodeTraits(node.weight, node.zone) for node in nodes})
-        self.of_family: dict[Family, list[tuple[str, str]]] = {
-            Family.IPV4: sorted((node.ipv4, node.name) for node in nodes if node.ipv4 is not None),
-            Family.IPV6: sorted((node.ipv6, node.name) for node in nodes if node.ipv6 is not None),
+        self.traits = Nodes({node.name: node.traits for node in nodes})
+        self._addresses = {
+            family: {node.name: node.addresses[family] for node in nodes if family in node.addresses}
+            for family in Family
+        }
+        self.of_family = {
+            family: sorted((address, name) for name, address in addresses.items())
+            for family, addresses in self._addresses.items()
         }
         """Address and name of each Node, in the order of the addresses."""
-        self._addresses = {
-            family: {name: address for address, name in nodes} for family, nodes in self.of_family.items()
-        }
 
     def having(self, family: Family, names: Iterable[str | None]) -> list[tuple[str, str]]:
         """Address and name of the Nodes with these names, in the order of the addresses."""
@@ -84,14 +83,12 @@ class TakingTraffic:
 
 def director_node(node: Node) -> DirectorNode | None:
     """The Node if it takes traffic: it is ready, has an InternalIP and is not excluded by the label. Else None."""
-    ready = any(condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions or ())
-    if not ready or EXCLUSION_LABEL in (node.metadata.labels or {}):
+    traits = traits_of(node)
+    if not traits.is_ready or EXCLUSION_LABEL in (node.metadata.labels or {}):
         return None
     own = [canonical(address.address) for address in node.status.addresses or () if address.type == "InternalIP"]
     first = {family_of(address): address for address in reversed(list(filter(None, own)))}
-    traits = traits_of(node)
-    addresses = first.get(Family.IPV4), first.get(Family.IPV6)
-    return DirectorNode(node.metadata.name, *addresses, traits.weight, traits.zone) if first else None
+    return DirectorNode(node.metadata.name, first, traits) if first else None
 
 
 def external_frontends(service: Service, settings: Settings, machine: NodeFacts, owners: AddressOwners) -> Frontends:
@@ -155,13 +152,13 @@ def planning_director(
     room, left_out = settings.max_backends, sum(slices_of_family.left_out for slices_of_family in merged.values())
     servers: list[VirtualServer] = []
     for server in base.virtual_servers:
-        count = directed.count(server.key, ports[server.key])
-        if count > room:
-            left_out += count
+        yield 1
+        candidates = yield from directed.candidates(family_of(server.key.address), ports[server.key])
+        if len(candidates) > room:
+            left_out += len(candidates)
         else:
-            room -= count
-            servers.append(directed.virtual_server(server, ports[server.key]))
-        yield directed.take_units()
+            room -= len(candidates)
+            servers.append((yield from directed.virtual_server(server, ports[server.key], candidates)))
     if left_out:
         problems.put_first(too_many_backends(left_out, settings.max_backends))
     bound = {frontend.key.address for frontend in frontends.served if frontend.is_bound}
@@ -172,6 +169,10 @@ def planning_director(
         problems=problems.all(),
     )
     return DirectorPlan(plan, frozenset(checks.probes))
+
+
+Candidates = list[tuple[str, str]]
+"""Address and name of each node that serves a port, in the order of the addresses."""
 
 
 class _Directed:
@@ -191,78 +192,61 @@ class _Directed:
         self._options = options
         self._checks = checks
         self._is_local = is_local
-        self._units = 0
         self._endpoints: dict[tuple[Family, PortKey], Counter[str | None]] = {}
-        self._taking: dict[tuple[Family, PortKey], list[tuple[str, str]]] = {}
+        self._candidates: dict[tuple[Family, PortKey], Candidates] = {}
         self._weights: dict[tuple[Family, PortKey | None], list[int]] = {}
         self._real_servers: dict[tuple[Family, PortKey, Protocol, int], tuple[RealServer, ...]] = {}
 
-    def take_units(self) -> int:
-        """The units of work since the last call."""
-        units, self._units = self._units, 0
-        return units
+    def candidates(self, family: Family, port: PortKey) -> Steps[Candidates]:
+        """The nodes that serve the port."""
+        if not self._is_local:
+            return self._nodes.of_family[family]
+        if (known := self._candidates.get((family, port))) is None:
+            endpoints = yield from self._endpoints_on(family, port)
+            known = self._candidates[family, port] = self._nodes.having(family, endpoints)
+        return known
 
-    def count(self, key: VirtualServerKey, port: PortKey) -> int:
-        """How many real servers the virtual server would have."""
-        self._units += 1
-        return len(self._candidates(family_of(key.address), port))
-
-    def virtual_server(self, server: VirtualServer, port: PortKey) -> VirtualServer:
+    def virtual_server(self, server: VirtualServer, port: PortKey, candidates: Candidates) -> Steps[VirtualServer]:
         """The virtual server with its real servers. None is ejected: their answers bypass the director."""
         family, number = family_of(server.key.address), server.key.port
         question = (family, port, server.key.protocol, number)
         if (known := self._real_servers.get(question)) is None:
-            candidates = self._candidates(family, port)
-            weights = self._weigh(family, port, server.scheduler)
+            weights = yield from self._weigh(family, port, candidates, server.scheduler)
             check = self._checks.of(server.key)
-            self._units += len(candidates)
-            real_servers = tuple(
+            yield len(candidates)
+            known = tuple(
                 [
                     RealServer(address, number, weight if check.passes(address) else 0)
                     for (address, _), weight in zip(candidates, weights, strict=True)
                 ]
             )
-            known = self._real_servers[question] = finish(in_steps(real_servers)) if server.slow_start else real_servers
+            if server.slow_start:
+                known = yield from in_steps(known)
+            self._real_servers[question] = known
         return msgspec.structs.replace(server, real_servers=known, ejection=None)
 
-    def _candidates(self, family: Family, port: PortKey) -> list[tuple[str, str]]:
-        """Address and name of each node that serves the port, in the order of the addresses."""
-        if not self._is_local:
-            return self._nodes.of_family[family]
-        question = (family, port)
-        if (known := self._taking.get(question)) is None:
-            known = self._taking[question] = self._nodes.having(family, self._endpoints_on(family, port))
-        return known
-
-    def _weigh(self, family: Family, port: PortKey, scheduler: str) -> list[int]:
+    def _weigh(self, family: Family, port: PortKey, candidates: Candidates, scheduler: str) -> Steps[list[int]]:
         """The weight of each candidate."""
         by_endpoints = self._options.weighs_endpoints
         question = (family, port if self._is_local or by_endpoints else None)
         if (known := self._weights.get(question)) is None:
-            candidates = self._candidates(family, port)
-            counts = self._endpoints_on(family, port) if by_endpoints else {}
-            servers = [RealServer(address, 0) for address, _ in candidates]
-            facts = WeightFacts(
-                self._nodes.traits,
-                {server: counts[name] for server, (_, name) in zip(servers, candidates, strict=True)}
-                if by_endpoints
-                else {},
-            )
+            counts = (yield from self._endpoints_on(family, port)) if by_endpoints else Counter[str | None]()
+            chosen = [(RealServer(address, 0), _traits(name)) for address, name in candidates]
+            pods = {server: counts[traits.node_name] for server, traits in chosen} if by_endpoints else {}
+            yield len(candidates)
+            facts = WeightFacts(self._nodes.traits, pods)
             weighing = weighing_of(NOWHERE, facts, scheduler, self._options.of(ServiceWeights))
-            chosen = [(server, _traits(name)) for server, (_, name) in zip(servers, candidates, strict=True)]
-            weighed = servers if weighing is None else finish(weighing.weigh(chosen))
+            weighed = [server for server, _ in chosen] if weighing is None else (yield from weighing.weigh(chosen))
             known = self._weights[question] = [server.weight for server in weighed]
-            self._units += len(candidates) * (1 if weighing is None else 10)
         return known
 
-    def _endpoints_on(self, family: Family, port: PortKey) -> Counter[str | None]:
+    def _endpoints_on(self, family: Family, port: PortKey) -> Steps[Counter[str | None]]:
         """How many endpoints of the port each node has."""
-        question = (family, port)
-        if (known := self._endpoints.get(question)) is None:
+        if (known := self._endpoints.get((family, port))) is None:
             backends = self._merged[family].backends.get(port, {})
             known = Counter(traits.node_name for _, traits in choice_steps(backends, NOWHERE).chosen)
-            self._endpoints[question] = known
-            self._units += len(backends)
+            self._endpoints[family, port] = known
+            yield len(backends)
         return known
 
 
