@@ -46,10 +46,12 @@ class Masquerade(StagedController[SetEntry, Present]):
     longest_undisturbed = LONGEST_PAUSE_OF_RESYNCS
 
     def __init__(self, shared: Shared, firewall: Firewall) -> None:
-        self._fills = _SetFills(firewall)
-        super().__init__(shared, DesiredState(count=self._fills.count))
+        self._entries: Counter[tuple[Family, AddressSet]] = Counter()
+        """How many entries of each set kroute has written or found; the kernel is never read for that."""
+        super().__init__(shared, DesiredState(count=self._count))
         self._firewall = firewall
-        self._node: NodeFacts | None = None
+        self.node: NodeFacts | None = None
+        """The facts of the node that the rules are for; None before its first plan."""
         self._rules_due = True
         self._checks_rules = self._has_checked_rules = False
         self._rule_retries: Retries[str] = Retries()
@@ -65,8 +67,8 @@ class Masquerade(StagedController[SetEntry, Present]):
     def accept_node(self, plan: NodePlan) -> None:
         """Take the node's plan in, with the facts of the node on which the rules depend."""
         super().accept_node(plan)
-        if plan.node != self._node:
-            self._node = plan.node
+        if plan.node != self.node:
+            self.node = plan.node
             self._rules_due = True
 
     @staticmethod
@@ -85,11 +87,6 @@ class Masquerade(StagedController[SetEntry, Present]):
         return dict.fromkeys(plan.set_entries, True)
 
     @property
-    def node(self) -> NodeFacts | None:
-        """The facts of the node that the rules are for; None before its first plan."""
-        return self._node
-
-    @property
     def refused(self) -> int:
         """How many set entries the kernel has refused, and which are tried again."""
         return self.statistics().waiting
@@ -103,7 +100,7 @@ class Masquerade(StagedController[SetEntry, Present]):
 
     async def look(self) -> bool:
         """Look at the sets; `write` checks the rules if only these may have been changed."""
-        if not await self._firewall.looks_untouched(self._fills.entries):
+        if not await self._firewall.looks_untouched(lambda family, which: self._entries[family, which]):
             return True
         self._rules_due = self._rules_due or not await self._firewall.are_rules_untouched()
         return False
@@ -144,11 +141,11 @@ class Masquerade(StagedController[SetEntry, Present]):
         """Write the sets, then check and write the rules. No plan is prepared before the rules were checked once."""
         await self.write_deltas()
         await self.write_deltas()  # what had to wait for the first call: new VIPs, ports of removed VIPs
-        if self._node is None:
+        if self.node is None:
             return  # only the first plan of the node shows whether an earlier run's rules are right
         await self.say()
         if not self._checks_rules and (self._rules_due or self._are_rules_to_be_tried_again()):
-            await self._ensure_rules(self._node)
+            await self._ensure_rules(self.node)
             await self.say()
 
     async def say(self) -> None:
@@ -171,8 +168,13 @@ class Masquerade(StagedController[SetEntry, Present]):
         return {"set": self._set_name(delta.key), "entry": delta.key.element}
 
     def set_fills(self) -> list[SetFill]:
-        """How full each set is."""
-        return self._fills.all()
+        """How full each set is that the kernel has, by family."""
+        return [
+            SetFill(self._firewall.set_name(family, which), self._entries[family, which], *capacity)
+            for family in Family
+            for which in AddressSet
+            if (capacity := self._firewall.capacity(family, which)) is not None
+        ]
 
     async def cleanup(self, report: CleanupReport) -> None:
         await self._firewall.remove(report)
@@ -230,6 +232,9 @@ class Masquerade(StagedController[SetEntry, Present]):
         """Whether the port's address is a VIP that has yet to be removed from its set."""
         return self.desired.is_leaving(SetEntry(AddressSet.VIP, (str(port.element[0]),)))
 
+    def _count(self, entry: SetEntry, difference: int) -> None:
+        self._entries[entry.family, entry.set] += difference
+
     def _set_name(self, entry: SetEntry) -> str:
         return self._firewall.set_name(entry.family, entry.set)
 
@@ -277,8 +282,7 @@ class _Enforcement:
     async def advance(self) -> None:
         """Say which plans have passed the stage."""
         for stage in ENFORCED.values():
-            if self._gate.has_candidates(stage):
-                await self._gate.advance(stage)
+            await self._gate.advance(stage)
 
     def _revoke_what_is_open(self, plan: ServicePlan) -> None:
         for family, stage in ENFORCED.items():
@@ -290,28 +294,3 @@ class _Enforcement:
         _, entries = self._plans.get(plan.key, (plan, ()))
         own = [entry for entry in entries if entry.family is family]
         return not own or (self._enforces(family) and all(self._is_right(entry) for entry in own))
-
-
-class _SetFills:
-    """Counts the entries of one firewall's sets as they are written or found, and never by reading the kernel."""
-
-    def __init__(self, firewall: Firewall) -> None:
-        self._firewall = firewall
-        self._entries: Counter[tuple[Family, AddressSet]] = Counter()
-
-    def count(self, entry: SetEntry, difference: int) -> None:
-        """An entry has come (1) or gone (-1)."""
-        self._entries[entry.family, entry.set] += difference
-
-    def entries(self, family: Family, which: AddressSet) -> int:
-        """How many entries of one set kroute has written or found."""
-        return self._entries[family, which]
-
-    def all(self) -> list[SetFill]:
-        """Every set that the kernel has, by family."""
-        return [
-            SetFill(self._firewall.set_name(family, which), self._entries[family, which], *capacity)
-            for family in Family
-            for which in AddressSet
-            if (capacity := self._firewall.capacity(family, which)) is not None
-        ]

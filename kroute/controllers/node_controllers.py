@@ -6,7 +6,7 @@ writes, and the tests step them on fake ones.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Self
 
@@ -153,11 +153,11 @@ class NodeControllers:
 
     def ejections(self) -> int:
         """How many times a real server was ejected so far."""
-        return self.service_proxy.weights.ejections
+        return self.service_proxy.weights.ejections.total
 
     def refuted_ejections(self) -> int:
         """How many times a real server that was to be ejected accepted a connection of this node's own."""
-        return self.service_proxy.weights.refuted
+        return self.service_proxy.weights.ejections.refuted
 
     def ejected(self, keys: Collection[VirtualServerKey]) -> list[str]:
         """What there is to say of the ejected real servers of these virtual servers, one sentence each."""
@@ -223,18 +223,14 @@ def complaints(
     or on the API server. An object that the kernel refuses is tried again alone, and without an API server the data
     path stays as it is. A load balancer that removed the node for either would cause an outage.
     """
-    return [*_late(queues, limit), *_failing(controllers, limit)]
-
-
-def _late(queues: Iterable[QueueStatistics], limit: float) -> Iterator[str]:
-    for queue in queues:
-        if queue.lag >= limit:
-            yield f"{queue.depth} plans wait for {queue.subscriber}, the oldest for {queue.lag:.0f} s"
-
-
-def _failing(controllers: Mapping[str, ControllerStatistics], limit: float) -> Iterator[str]:
+    found = [
+        f"{queue.depth} plans wait for {queue.subscriber}, the oldest for {queue.lag:.0f} s"
+        for queue in queues
+        if queue.lag >= limit
+    ]
     for name, controller in controllers.items():
         if controller.failing_for >= limit:
-            yield f"{name} has failed for {controller.failing_for:.0f} s: {controller.last_error}"
+            found.append(f"{name} has failed for {controller.failing_for:.0f} s: {controller.last_error}")
         elif controller.busy_for >= limit:
-            yield f"{name} has been at one pass for {controller.busy_for:.0f} s"
+            found.append(f"{name} has been at one pass for {controller.busy_for:.0f} s")
+    return found

@@ -13,6 +13,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from errno import EADDRNOTAVAIL, EEXIST, ENODEV
+from functools import partial
 
 import structlog
 
@@ -36,6 +37,8 @@ ANNOUNCE_AFTER = (0.0, 0.5, 2.0)
 ANNOUNCE_AGAIN = 2.0
 """Seconds until what could not be announced for lack of a resource is announced again."""
 RENEWALS_A_LIFETIME = 4
+UNBOUND = frozenset({EADDRNOTAVAIL, ENODEV})
+"""The errors of an unbinding that say that the address was not bound."""
 
 
 class DirectorAddresses:
@@ -102,15 +105,9 @@ class DirectorAddresses:
         if not due:
             return
         async with self._writing:
-            failures = await self._addresses.write(
-                self.interface, changes := [UnbindAddress(address) for address in due]
-            )
-            refusals = {
-                failure.change.address: str(failure)
-                for failure in failures
-                if failure.errno not in {EADDRNOTAVAIL, ENODEV}
-            }
-            gone = self._writer.settle(changes, refusals)
+            unbindings = [UnbindAddress(address) for address in due]
+            write = partial(self._addresses.write, self.interface)
+            gone = await self._writer.write(unbindings, write, harmless=UNBOUND)
             self._ledger.record(AddressDeleted(self.interface, change.address) for change in gone)
 
     async def bind(self, is_served: Callable[[ObjectKey], bool]) -> None:
@@ -138,7 +135,7 @@ class DirectorAddresses:
                 if failure.errno != EEXIST or failure.change.address not in recorded
             }
             self._foreign |= {failure.change.address for failure in failures if failure.errno == EEXIST} - recorded
-            self._writer.settle(bindings, refusals)
+            self._writer.conclude(bindings, refusals)
             self._ledger.record(AddressDeleted(self.interface, address) for address in refusals)
 
     async def announce(self) -> None:
@@ -195,7 +192,7 @@ class DirectorAddresses:
         """Remove the addresses that a run with another `--vip-interface` has left."""
         for interface, address in sorted(entry for entry in self._ledger.addresses if entry[0] != self.interface):
             failures = await self._addresses.write(interface, [UnbindAddress(address)])
-            if all(failure.errno in {EADDRNOTAVAIL, ENODEV} for failure in failures):
+            if all(failure.errno in UNBOUND for failure in failures):
                 self._ledger.record([AddressDeleted(interface, address)])
                 log.info("vip.unbound", vip=address, interface=interface, reason="no longer the VIPs' interface")
 

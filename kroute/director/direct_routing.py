@@ -7,14 +7,13 @@ removed before them.
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from errno import EADDRNOTAVAIL, ENODEV
 
 from kroute.controllers.ipvs.sysctls import SYSCTLS as NODE_SYSCTLS
 from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls
 from kroute.controllers.ipvs.timeouts import Timeouts
 from kroute.controllers.ipvs.virtual_servers import VirtualServers
 from kroute.director import synchronization
-from kroute.director.addresses import DirectorAddresses
+from kroute.director.addresses import UNBOUND, DirectorAddresses
 from kroute.director.settings import DirectorSettings
 from kroute.director.synchronization import Synchronization
 from kroute.kernel.clients import AddressClient, EventSource, SyncDaemonClient, VirtualServerTable
@@ -43,6 +42,7 @@ from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.comparison.virtual_servers import planned_key
 from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.ledger import AddressDeleted, Exclusion, Ledger, SyncDaemonStopped
+from kroute.reconcile.resync_schedule import earliest
 
 _SHARED_SYSCTLS = {
     "net.ipv4.vs.expire_nodest_conn",
@@ -168,8 +168,7 @@ class DirectRouting(Controller):
 
     def next_due(self) -> float | None:
         """When to look for drained real servers, or to announce an address again."""
-        times = (self._servers.next_due(), self.vips.next_due())
-        return min((time for time in times if time is not None), default=None)
+        return earliest(self._servers.next_due(), self.vips.next_due())
 
     async def cleanup(self, report: CleanupReport) -> None:
         """Remove what only a director has. The rest is cleaned up as on a node."""
@@ -258,8 +257,8 @@ async def undo(ledger: Ledger, ipvs: SyncDaemonClient, addresses: AddressClient,
             ours = sorted(address for name, address in ledger.addresses if name == interface)
             unbindings = [UnbindAddress(address) for address in ours]
             failures = await addresses.write(interface, unbindings)
-            report.batch(unbindings, failures, {EADDRNOTAVAIL, ENODEV})
-            refused = {failure.change.address for failure in failures if failure.errno not in {EADDRNOTAVAIL, ENODEV}}
+            report.batch(unbindings, failures, UNBOUND)
+            refused = {failure.change.address for failure in failures if failure.errno not in UNBOUND}
             ledger.record(AddressDeleted(interface, address) for address in ours if address not in refused)
     with report.step("synchronization daemons"):
         for daemon in sorted(await ipvs.sync_daemons()) if ledger.sync_daemons else ():

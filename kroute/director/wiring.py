@@ -191,10 +191,10 @@ class Director:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            began, are_settled = loop.time(), self._probes.settled
+            began, are_all_checked = loop.time(), self._probes.settled
             if began < verdicts_from:
                 loop.call_at(verdicts_from, self._changed.set)
-            elif (published or are_settled) and self._catalog.set_failing(self._probes.failing) and published:
+            elif (published or are_all_checked) and self._catalog.set_failing(self._probes.failing) and published:
                 verdicts_from = math.inf
             plans = await in_turns(self._catalog.committing())
             self._probes.want(self._catalog.take_asked())
@@ -202,7 +202,7 @@ class Director:
                 took = loop.time() - began
                 verdicts_from = loop.time() + min(PAUSES_FOR_VERDICTS * took, LONGEST_PAUSE_FOR_VERDICTS)
             if not published:
-                if not (self._catalog.ready and are_settled and self._probes.settled):
+                if not (self._catalog.ready and are_all_checked and self._probes.settled):
                     continue
                 plans = self._catalog.current
                 log.info("plans.first_published", services=len(plans))

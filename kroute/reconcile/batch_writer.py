@@ -49,17 +49,17 @@ class BatchWriter(Generic[C, K]):
         send: Callable[[Sequence[C]], Awaitable[Sequence[Failure[C]]]],
         harmless: Container[int] = (),
     ) -> list[C]:
-        """Send the changes, and settle them; returns those that the kernel has accepted.
+        """Send the changes, and conclude; returns those that the kernel has accepted.
 
         A change that is refused with an errno in `harmless` counts as accepted: the kernel was already as desired.
         """
         failures = await send(changes)
-        return self.settle(
+        return self.conclude(
             changes,
             {self._key_of(failure.change): str(failure) for failure in failures if failure.errno not in harmless},
         )
 
-    def settle(self, changes: Sequence[C], refusals: Mapping[K, str]) -> list[C]:
+    def conclude(self, changes: Sequence[C], refusals: Mapping[K, str]) -> list[C]:
         """Do what follows a write; returns the changes that the kernel has accepted.
 
         `refusals` are the refused objects, each with a sentence that says why.

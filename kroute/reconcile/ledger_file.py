@@ -14,7 +14,6 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,20 +84,18 @@ def contents(text: bytes) -> Contents:
         return Contents(numbered, [], is_whole=bool(numbered), has_head=False)
     first = _head(numbered[0].text)
     entries = numbered if first is None else numbered[1:]
-    intact = [line for line in entries if _is_sealed(line.text)]
+    intact: list[NumberedLine] = []
+    damaged: list[NumberedLine] = []
+    for line in entries:
+        (intact if _is_sealed(line.text) else damaged).append(line)
     is_newer = first is not None and first.version > _VERSION
     return Contents(
         intact,
-        _without(entries, intact),
+        damaged,
         is_whole=first is not None and not is_newer and len(intact) >= first.lines,
         has_head=first is not None,
         is_newer=is_newer,
     )
-
-
-def _without(lines: Iterable[NumberedLine], intact: list[NumberedLine]) -> list[NumberedLine]:
-    numbers = {line.number for line in intact}
-    return [line for line in lines if line.number not in numbers]
 
 
 def _is_sealed(line: bytes) -> bool:

@@ -116,14 +116,12 @@ class PassStatus:
         now = self.clock()
         new = [sentence for key, sentence in refusals.items() if self.retries.failed(key, now)]
         if new:
-            services = names_of(owners)
             log.warning(
                 "write.refused",
                 controller=self._name,
                 error=new[0],
                 more_errors=len(new) - 1,
-                services=services[:NAMED_SERVICES],
-                more_services=max(0, len(services) - NAMED_SERVICES),
+                **some_of(owners),
                 next_step="trying again, later and later",
             )
 
@@ -176,3 +174,9 @@ class PassStatus:
 def names_of(keys: Iterable[ObjectKey]) -> list[str]:
     """The names of Services for a log line: sorted, each once."""
     return sorted({str(key) for key in keys})
+
+
+def some_of(keys: Iterable[ObjectKey]) -> dict[str, object]:
+    """The fields of a log line about many Services: the names of the first, and how many more there are."""
+    services = names_of(keys)
+    return {"services": services[:NAMED_SERVICES], "more_services": max(0, len(services) - NAMED_SERVICES)}

@@ -39,6 +39,11 @@ SHARE_OF_DIGESTS = 1 / 16
 """The part of `Settings.resync_budget` that the digests of one controller may take."""
 
 
+def earliest(*times: float | None) -> float | None:
+    """The first of these times; None if there is none."""
+    return min((time for time in times if time is not None), default=None)
+
+
 class ResyncSchedule:
     """Says when looks and resyncs are due. Times are seconds on the caller's clock.
 
@@ -54,16 +59,12 @@ class ResyncSchedule:
         self._share = share
         self._part = UNDISTURBED
         self._longest = longest
-        self._pause = math.inf
+        self.pause = math.inf
+        """Seconds from the last resync to the next one, if nobody asks for one before."""
         self._regular = now
         self._last = -math.inf
         self.restraint = 0.0
         """Seconds between two resyncs at least, whatever the reason for one; looks are left out meanwhile. 0: none."""
-
-    @property
-    def pause(self) -> float:
-        """Seconds from the last resync to the next one, if nobody asks for one before."""
-        return self._pause
 
     def next_due(self) -> float:
         """When the next look or resync is due."""
@@ -97,9 +98,9 @@ class ResyncSchedule:
             self._longest, self._part = LONGEST_PAUSE, 1.0
         share = self._share * self._part
         limit = max(self._period, min(self._longest, cost / share if share else math.inf))
-        self._pause = min(2 * self._pause, limit) if is_clean else self._period
+        self.pause = min(2 * self.pause, limit) if is_clean else self._period
         if self.resync_due == self._regular:  # nobody has asked for one meanwhile
-            self.resync_due += self._pause - self._period
+            self.resync_due += self.pause - self._period
 
 
 class Metered(Generic[T]):

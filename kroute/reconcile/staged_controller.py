@@ -203,7 +203,7 @@ class StagedController(Controller, Generic[K, V]):
             if len(deltas) < len(found):
                 self._put_back(due, {delta.key for delta in found}, {delta.key for delta in deltas})
             if deltas:
-                if self._writer.settle(deltas, await self.apply(deltas)):
+                if self._writer.conclude(deltas, await self.apply(deltas)):
                     self.gate.proceed(self.clock())
                 size = _next_size(size, len(deltas), time.monotonic() - began)
             if due:

@@ -44,16 +44,6 @@ class Edit(msgspec.Struct, frozen=True):
         return len(deleted) > len(self.moved)
 
 
-def with_scheduler(server: VirtualServer, scheduler: str) -> VirtualServer:
-    """The same virtual server with another scheduler."""
-    return msgspec.structs.replace(server, scheduler=scheduler)
-
-
-def with_real_servers(server: VirtualServer, real_servers: tuple[RealServer, ...]) -> VirtualServer:
-    """The same virtual server with other real servers."""
-    return msgspec.structs.replace(server, real_servers=real_servers)
-
-
 def only_takes_away(applied: VirtualServer | None, desired: VirtualServer) -> bool:
     """Whether the edit from `applied` to `desired` serves no packet that was refused before.
 

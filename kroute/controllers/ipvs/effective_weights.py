@@ -17,6 +17,7 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
 from kroute.reconcile.desired_state import DesiredState
 from kroute.reconcile.pass_status import PassStatus, Report, names_of
+from kroute.reconcile.resync_schedule import earliest
 from kroute.reconcile.stage_gate import Revision
 
 if TYPE_CHECKING:
@@ -45,24 +46,14 @@ class EffectiveWeights:
         self._report = report
         self._status = status
         self._slow_starts = SlowStarts()
-        self._ejections = Ejections()
+        self.ejections = Ejections()
         self._confirmations: Confirmations | None = None
         self._has_nominated = asyncio.Event()
         self._has_advanced = self._is_used = False
 
-    @property
-    def ejections(self) -> int:
-        """How many times a real server was ejected so far."""
-        return self._ejections.total
-
-    @property
-    def refuted(self) -> int:
-        """How many times a real server that was to be ejected accepted a connection of this node's own."""
-        return self._ejections.refuted
-
     def ejected(self, keys: Collection[VirtualServerKey]) -> list[str]:
         """What there is to say of the ejected real servers of these virtual servers, one sentence each."""
-        return [f"{EJECTED}: {sentence}" for sentence in self._ejections.told(keys, self._status.clock())]
+        return [f"{EJECTED}: {sentence}" for sentence in self.ejections.told(keys, self._status.clock())]
 
     def want(self, revision: Revision, servers: Mapping[VirtualServerKey, VirtualServer]) -> None:
         """Desire what a plan names, and no longer what its previous version named. Some are watched from now on."""
@@ -70,7 +61,7 @@ class EffectiveWeights:
             self._is_used |= server.slow_start > 0 or server.ejection is not None
             if self._is_used:
                 self._slow_starts.want(server)
-                self._ejections.want(server)
+                self.ejections.want(server)
         self._servers.want(revision, servers)
 
     def begin(self, applied: VirtualServer | None, desired: VirtualServer, draining: Collection[RealServerKey]) -> None:
@@ -83,7 +74,7 @@ class EffectiveWeights:
         if not desired.slow_start:
             self._slow_starts.forget(desired.key)
             return
-        if applied is not None and (out := self._ejections.of(desired.key)):
+        if applied is not None and (out := self.ejections.of(desired.key)):
             whole = {real[:2]: real.weight for real in desired.real_servers if real[:2] in out}
             found = [real._replace(weight=whole.get(real[:2], real.weight)) for real in applied.real_servers]
             applied = msgspec.structs.replace(applied, real_servers=tuple(found))
@@ -91,7 +82,7 @@ class EffectiveWeights:
 
     def of(self, desired: VirtualServer) -> VirtualServer:
         """A virtual server whose weights change between plans, with those that its real servers should have now."""
-        return self._ejections.effective(self._slow_starts.effective(desired))
+        return self.ejections.effective(self._slow_starts.effective(desired))
 
     async def advance(self, now: float) -> None:
         """Let climbs go on, look at the counters, and have each virtual server whose weights change rechecked.
@@ -102,15 +93,15 @@ class EffectiveWeights:
         if not self._is_used:
             return
         if is_first:
-            self._ejections.adopt(self._servers.applied, now)
+            self.ejections.adopt(self._servers.applied, now)
         changed = self._slow_starts.advance(now)
-        happened = self._ejections.advance(now)
-        if keys := self._ejections.to_look_at(now):
+        happened = self.ejections.advance(now)
+        if keys := self.ejections.to_look_at(now):
             for gone in [key for key in keys if self._servers.desired(key) is None]:
-                self._ejections.forget(gone)
-            there = [key for key in keys if key in self._servers.applied and self._ejections.may_eject(key)]
+                self.ejections.forget(gone)
+            there = [key for key in keys if key in self._servers.applied and self.ejections.may_eject(key)]
             table = await self._ipvs.real_server_traffic(there)
-            happened += self._ejections.judge({key: table[key] for key in there}, now, self._accepts)
+            happened += self.ejections.judge({key: table[key] for key in there}, now, self._accepts)
         self._nominate()
         for each in happened:
             self._tell(each)
@@ -132,18 +123,17 @@ class EffectiveWeights:
         """When the next step of a climb, the next look at counters, or a trial is due."""
         if not self._is_used:
             return None
-        dues = (self._slow_starts.next_due(), self._ejections.next_due())
-        return min((due for due in dues if due is not None), default=None)
+        return earliest(self._slow_starts.next_due(), self.ejections.next_due())
 
     def forget(self, key: VirtualServerKey) -> None:
         """Note that the virtual server was deleted."""
         self._slow_starts.forget(key)
-        self._ejections.forget(key)
+        self.ejections.forget(key)
 
     def _nominate(self) -> None:
         """Have the node connect to each nominated real server, once for all virtual servers."""
         nominated: dict[RealServerKey, set[str]] = {}
-        for key, server in self._ejections.nominated():
+        for key, server in self.ejections.nominated():
             nominated.setdefault(server, set()).update(owner.namespace for owner in self._servers.owners(key))
         if self._confirmations is not None:
             self._confirmations.nominate(nominated)

@@ -7,7 +7,8 @@ at each look and resync while it is missing.
 
 from collections.abc import Iterable
 
-from kroute.controllers.ipvs.edits import with_scheduler
+from msgspec.structs import replace
+
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
 from kroute.reconcile.pass_status import Report
@@ -73,5 +74,5 @@ class Schedulers:
     def effective(self, desired: VirtualServer) -> VirtualServer:
         """The virtual server with the default scheduler, if `replace_missing` has replaced its own."""
         if desired.key in self.missing.get(desired.scheduler, ()):
-            return with_scheduler(desired, self.default)
+            return replace(desired, scheduler=self.default)
         return desired

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence,
 from errno import ENOENT
 
 import structlog
+from msgspec.structs import replace
 
 from kroute.base.schedulers import SCHEDULERS_BY_ORDER
 from kroute.controllers.ipvs.drains import Drains
@@ -24,7 +25,6 @@ from kroute.controllers.ipvs.edits import (
     is_absent,
     is_taken,
     only_takes_away,
-    with_real_servers,
 )
 from kroute.controllers.ipvs.effective_weights import EffectiveWeights
 from kroute.controllers.ipvs.schedulers import Schedulers
@@ -60,6 +60,7 @@ from kroute.reconcile.controller import Shared
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.ledger import Ledger, VirtualServerDeleted, VirtualServerMade
 from kroute.reconcile.pass_status import PassStatus, Report, names_of
+from kroute.reconcile.resync_schedule import earliest
 
 log = structlog.get_logger(__name__)
 
@@ -163,7 +164,7 @@ class VirtualServers:
 
     def next_due(self) -> float | None:
         """When the next poll of drains, or the next change of a weight, is due."""
-        return min((due for due in (self._drains.next_due(), self.weights.next_due()) if due is not None), default=None)
+        return earliest(self._drains.next_due(), self.weights.next_due())
 
     def ours(self) -> Set[VirtualServerKey]:
         """The applied and the desired virtual servers, without foreign ones."""
@@ -218,7 +219,7 @@ class VirtualServers:
         gone = [key for key, one in edits.items() if one.is_deletion and key not in refusals]
         if gone or not_ours:
             self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
-        self._edits.settle(changes, refusals)
+        self._edits.conclude(changes, refusals)
         for key, one in edits.items():
             if key not in refusals:
                 self._remember(key, one)
@@ -245,7 +246,7 @@ class VirtualServers:
         for real_server in one.draining:
             self._drains.start(key, real_server, self._status.clock())
         # A virtual server that loses its last real server keeps its options in the kernel until it is deleted.
-        served = with_real_servers(self.desired.applied[key], ()) if is_nothing(desired) else desired
+        served = replace(self.desired.applied[key], real_servers=()) if is_nothing(desired) else desired
         self.desired.note_applied(key, self._effective(served))
 
     async def _ask_for_schedulers(self, keys: Iterable[VirtualServerKey]) -> None:
@@ -277,7 +278,7 @@ class VirtualServers:
             self._status.wrote(1)
             if applied is None:
                 self._suspect([key])
-            now = with_real_servers(desired, applied.real_servers if applied else ())
+            now = replace(desired, real_servers=applied.real_servers if applied else ())
             self.desired.note_applied(key, await self._order.as_found(now))
             for waiting in self._schedulers.found(desired.scheduler):
                 self.desired.recheck(waiting)

@@ -30,7 +30,7 @@ from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.comparison.vips import describe_drift
 from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.resync_schedule import DigestPace
+from kroute.reconcile.resync_schedule import DigestPace, earliest
 from kroute.reconcile.stage_gate import (
     EARLIER_RUN,
     ENFORCED,
@@ -157,8 +157,7 @@ class ServiceProxy(Controller):
 
     def next_due(self) -> float | None:
         """When the next poll of drains, end of a wait, or retry for UDP flows is due."""
-        dues = (self._servers.next_due(), self._readiness.next_due(), self._flows.next_due())
-        return min((due for due in dues if due is not None), default=None)
+        return earliest(self._servers.next_due(), self._readiness.next_due(), self._flows.next_due())
 
     async def cleanup(self, report: CleanupReport) -> None:
         """Delete our addresses and virtual servers, then restore timeouts and sysctls."""
@@ -211,7 +210,7 @@ class ServiceProxy(Controller):
             self._gate.proceed(self.clock())
 
     async def _say_served(self) -> None:
-        await self._readiness.settle(self._servers.desired.is_settled, self.clock())
+        await self._readiness.end_waits(self._servers.desired.is_settled, self.clock())
         await self._gate.advance(SERVED)
 
     async def _bind(self) -> None:

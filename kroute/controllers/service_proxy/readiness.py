@@ -27,7 +27,8 @@ from kroute.model.addresses import Family, family_of
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, Problem, Protocol, ServicePlan, VirtualServer, VirtualServerKey
 from kroute.reconcile.batches import cut
-from kroute.reconcile.pass_status import NAMED_SERVICES, Report, names_of
+from kroute.reconcile.pass_status import Report, some_of
+from kroute.reconcile.resync_schedule import earliest
 from kroute.reconcile.stage_gate import ENFORCED, ENTRIES_PREPARED, ROUTES_PREPARED, Revision, StageGate
 
 log = structlog.get_logger(__name__)
@@ -169,13 +170,11 @@ class Readiness:
             for wait in self._waiting.values():
                 wait.is_over = wait.is_over or (wait.since is not None and now >= self._due(wait.since))
 
-    async def settle(self, are_servers_right: Callable[[ObjectKey], bool], now: float) -> None:
+    async def end_waits(self, are_servers_right: Callable[[ObjectKey], bool], now: float) -> None:
         """Begin new waits, and end those of Services that are ready or, with a warning, have waited for long enough.
 
         `are_servers_right` says whether the kernel has all virtual servers of a Service.
         """
-        if not self._waiting:
-            return
         late: list[ObjectKey] = []
         for number, waiting in enumerate(cut(list(self._waiting.items()))):
             if number:
@@ -193,13 +192,9 @@ class Readiness:
 
     def next_due(self) -> float | None:
         """When the next wait will have been long enough; None if none waits."""
-        due = self._next_overdue()
-        for key in self._unenforced:
-            restricted = self._restricted[key]
-            if restricted.since is not None and not restricted.is_over:
-                closing = self._due(restricted.since)
-                due = closing if due is None else min(due, closing)
-        return due
+        restricted = [self._restricted[key] for key in self._unenforced]
+        closings = [self._due(wait.since) for wait in restricted if wait.since is not None and not wait.is_over]
+        return earliest(self._next_overdue(), *closings)
 
     # The questions
 
@@ -258,9 +253,7 @@ class Readiness:
         return [plan for plan in plans if not changed.isdisjoint(plan.tunnel_ends)]
 
     def _next_overdue(self) -> float | None:
-        if not self._waiting:
-            return None
-        since = min((wait.since for wait in self._waiting.values() if wait.since is not None), default=None)
+        since = earliest(*[wait.since for wait in self._waiting.values()])
         return None if since is None else self._due(since)
 
     def _due(self, since: float) -> float:
@@ -285,11 +278,9 @@ def _problem(ports: Iterable[VirtualServerKey]) -> Problem:
 
 
 def _warn(keys: Iterable[ObjectKey]) -> None:
-    services = names_of(keys)
     log.warning(
         "service.unprepared",
-        services=services[:NAMED_SERVICES],
-        more_services=max(0, len(services) - NAMED_SERVICES),
+        **some_of(keys),
         waited=PATIENCE,
         next_step="what was held back for it goes live now; see the errors of route_fix, masquerade and service_proxy",
     )
