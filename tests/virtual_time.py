@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SETTLES_WITHIN = 0.02
+SETTLES_WITHIN = 0.005
 """Seconds of real time after which nothing comes any more that is on its way between two sockets of this process."""
 
 
