@@ -9,6 +9,8 @@ If several kernels are available, the first runs all tests. Some run on others, 
 end the test's name: those marked `each_firewall`, the field scenarios in which the firewall decides, on a kernel on
 which kroute uses another backend; those marked `every_kernel`, the tests of the kernel's behaviour and the field
 scenarios that rest on it, on another release of the kernel. In a thorough run that is every field scenario, S1 to S18.
+A run that is not thorough draws by a seed which of these tests run once more, but for the contracts and the scenarios
+of another kernel, and which ones of those marked `drawn` run at all (`tests/lab/draws.py`).
 
 Tests marked `legacy` need the legacy tables of iptables, or ipset; tests marked `nftables` need nf_tables, of which
 Debian's User Mode Linux has that for bridges alone. They run on the kernels that have it. Where no such kernel is to be
@@ -30,6 +32,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import firewall, kubernetes
+from tests.lab.draws import Draw, file_of, function_of
 from tests.lab.mode import lab_mode
 from tests.lab.places import PROJECT
 from tests.lab.thoroughness import is_thorough
@@ -49,6 +52,12 @@ EVERY_KERNEL = re.compile(
 and what becomes of connections. A ledger's file and the lab's own parts are the same on all."""
 EVERY_KERNEL_THOROUGHLY = re.compile(r"tests/kernel/(?!test_kill_between_writes\.)|tests/scenarios/test_s(0\d|1[0-8])_")
 """The files of those that do so in a thorough run."""
+WHOLE_ON_EVERY_KERNEL = re.compile(r"tests/kernel/test_contracts\.|tests/scenarios/")
+"""The files of those that do so in every run, all of them: what the fakes promise, too, and what packets meet."""
+FIREWALL_SHARE, KERNEL_SHARE = 2, 3
+"""A run has one of so many tests of each other file once more: with another firewall, on another release."""
+EITHER_FAMILY = re.compile(r"tests/scenarios/(?!test_s(0\d|1[0-8])_)")
+"""The files of the tests that a run has for one of the families at least, and a thorough run for both."""
 EACH_FEED = re.compile(r"tests/conformance/")
 """The files of the tests that run with an API server, and in a thorough run by each feed."""
 FED = frozenset({"deployment", "deployment_in_strict", "running", "feed"})
@@ -65,19 +74,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("each_feed")
         if scenario := FIELD_SCENARIO.match(path):
             item.add_marker(pytest.mark.feed_in_turn(int(scenario[1]) + 1))
-        if EACH_FIREWALL.match(path):
-            item.add_marker("each_firewall")
-        if (EVERY_KERNEL_THOROUGHLY if is_thorough() else EVERY_KERNEL).match(path):
-            item.add_marker("every_kernel")
-    left_out = [
+        if EITHER_FAMILY.match(path) and "family" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.drawn(2), append=True)
+    left_out = {
         item
         for item in items
         if ((needed := needs(item)) and not _exist(needed))
         or (item.get_closest_marker("thorough") and not is_thorough())
-    ]
+    }
+    draw = Draw.of(config)
+    left_out |= _not_drawn(draw, [item for item in items if item not in left_out])
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+    _mark_what_runs_once_more(draw, items)
+
+
+def _not_drawn(draw: Draw, items: list[pytest.Item]) -> set[pytest.Item]:
+    """The tests marked `drawn` that this run does not have."""
+    shares = {item: marker.args[0] for item in items if (marker := item.get_closest_marker("drawn"))}
+    left_out = set(shares)
+    for share in sorted(set(shares.values())):
+        group = [item for item in items if shares.get(item) == share]
+        left_out -= set(draw.part(group, share, "tests that repeat others", function_of))
+    return left_out
+
+
+def _mark_what_runs_once_more(draw: Draw, items: list[pytest.Item]) -> None:
+    """Mark the tests that run with another firewall, or on another release of the kernel, too."""
+    every_kernel = EVERY_KERNEL_THOROUGHLY if is_thorough() else EVERY_KERNEL
+    of_kernel = [item for item in items if every_kernel.match(_in_project(item.path))]
+    whole = [item for item in of_kernel if WHOLE_ON_EVERY_KERNEL.match(_in_project(item.path))]
+    others = [item for item in of_kernel if item not in whole]
+    for item in (*whole, *draw.part(others, KERNEL_SHARE, "tests for another kernel", file_of)):
+        item.add_marker("every_kernel")
+    of_firewall = [item for item in items if EACH_FIREWALL.match(_in_project(item.path))]
+    for item in draw.part(of_firewall, FIREWALL_SHARE, "tests for another firewall", file_of):
+        item.add_marker("each_firewall")
 
 
 @functools.cache
@@ -119,7 +152,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print which kernels the tests ran on, and what tests have measured (`record_property("measured", …)`)."""
-    for line in kernels_used(config):
+    for line in filter(None, (*kernels_used(config), Draw.of(config).said())):
         terminalreporter.line(f"lab: {line}")
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         for name, value in report.user_properties:

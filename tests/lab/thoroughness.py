@@ -21,7 +21,7 @@ def seed() -> int:
     return int(os.environ.get("KROUTE_LAB_SEED") or random.SystemRandom().randrange(1_000_000))
 
 
-def drawn(points: Iterable[T], *, one_of: int, by: int) -> list[T]:
+def drawn(points: Iterable[T], *, one_of: int, by: int | str) -> list[T]:
     """Return a random part of the points, in their order: one of so many, by a seed."""
     all_points = list(points)
     chosen = random.Random(by).sample(range(len(all_points)), -(-len(all_points) // one_of))

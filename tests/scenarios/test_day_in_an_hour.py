@@ -90,6 +90,7 @@ def day_world() -> Iterator[World]:
         made.cluster.close()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "backend",
     [pytest.param("nftables", marks=pytest.mark.nftables), pytest.param("iptables", marks=pytest.mark.legacy)],

@@ -338,6 +338,7 @@ async def power_failure(machine: DirectorMachine) -> None:
     await sigkill(machine)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("end", [sigterm, sigkill, power_failure])
 async def test_a_fail_over_loses_no_established_connection_and_few_new_ones(
     stage: Stage, end: Callable[[DirectorMachine], Awaitable[None]]

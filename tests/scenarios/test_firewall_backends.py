@@ -138,6 +138,7 @@ def mapped(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.legacy
 @pytest.mark.parametrize(("old", "new"), [("iptables", "nftables"), ("nftables", "iptables")])
 async def test_another_backend_takes_over_under_open_streams(

@@ -133,6 +133,7 @@ async def is_not_forwarded(world: World) -> None:
             await world.visitor.http(family.of(world.web[1]), 8080, timeout=LOST)
 
 
+@pytest.mark.drawn(3)
 async def test_endpoints_answer_through_a_node_that_forwards_nothing(
     world: World, with_docker: Node, deployment: Deployment, endpoint: Host
 ) -> None:
@@ -142,6 +143,7 @@ async def test_endpoints_answer_through_a_node_that_forwards_nothing(
     await all_are_served_by(ways(world), {endpoint.name})
 
 
+@pytest.mark.drawn(2)
 async def test_the_jump_is_what_lets_the_answers_pass_and_every_start_puts_it_back(
     world: World, with_docker: Node, deployment: Deployment, variant: str
 ) -> None:
@@ -160,6 +162,7 @@ def jumps_of(node: Node, variant: str) -> list[str]:
     return [line.rpartition(" ")[2] for line in lines]
 
 
+@pytest.mark.drawn(2)
 async def test_neighbours_may_put_their_jumps_in_front_but_a_rule_that_refuses_all_is_not_left_there(
     world: World, with_docker: Node, deployment: Deployment, variant: str
 ) -> None:
@@ -194,6 +197,7 @@ async def test_ufw_decides_who_reaches_services_and_only_health_checks_come_in_u
     await all_are_served_by(ways(world), {"web-1"})
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("endpoint", ["remote pod", "host network"], indirect=True)
 async def test_a_take_over_from_kube_proxy_keeps_connections_through_a_node_that_forwards_nothing(
     world: World, with_docker: Node, deployment: Deployment, variant: str, endpoint: Host

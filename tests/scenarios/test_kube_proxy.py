@@ -19,6 +19,7 @@ MODES = [
 ]
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("is_real", [False, True], ids=["stand-in", "real"])
 async def test_it_does_what_the_recorded_one_did(mode: str, is_real: bool) -> None:

@@ -168,6 +168,7 @@ def alike(snapshot: Snapshot) -> Snapshot:
     return Snapshot(parts | {name: sorted(parts[name]) for name in ("ipset save", "ipvsadm -Sn")})
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("link", ["kube-ipvs0", "kube-dummy-if"], ids=lambda link: f"on {link}")
 @pytest.mark.parametrize(
     ("proxy", "build"),
@@ -336,6 +337,7 @@ async def test_an_external_ip_that_kube_proxy_left_unbound_is_bound_for_it(
     await stream.close()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("proxy", "build"),
     [("kube-proxy", kube_proxy_leftovers), ("kube-router", kube_router_leftovers)],

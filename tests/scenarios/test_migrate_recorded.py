@@ -196,6 +196,7 @@ def assert_nothing_of_theirs_is_left(node: Node) -> None:
     assert not left
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("recording", NAMES)
 @pytest.mark.parametrize("variant", ["legacy", "nft"])
 async def test_a_recorded_proxy_is_taken_over_whole_and_no_connection_is_cut(

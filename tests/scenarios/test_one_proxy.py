@@ -229,6 +229,7 @@ def many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["stand-in", "real"])
 async def test_kroute_waits_beside_kube_proxy_takes_over_when_it_is_deleted_and_hands_back(
@@ -338,6 +339,7 @@ async def test_a_node_with_1000_services_is_taken_over_and_handed_back_without_a
         await hands_back(made, agent, record_property, what)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_take_over_that_was_interrupted_is_finished_at_the_next_start(
     mode: str, record_property: Callable[[str, object], None]
@@ -378,6 +380,7 @@ async def test_legacy_rules_of_a_kube_proxy_that_ended_before_kroute_came_are_ta
         await load.goes_on(100)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("mode", "streams", "flags"),
     [

@@ -50,6 +50,7 @@ async def test_on_a_node_that_is_right_nothing_changes_with_or_without_an_agent(
     assert await planned(node1, deployment.source) == (0, [])
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("damage", "change"),
     [

@@ -32,6 +32,7 @@ def web(seconds: int) -> Object:
     return service("web", *ADDRESSES, annotations=annotations)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("address", ADDRESSES, ids=["IPv4", "IPv6"])
 async def test_the_share_of_a_new_endpoint_climbs_with_its_weight_and_a_restart_goes_on(
     world: World, running: Deployment, address: str

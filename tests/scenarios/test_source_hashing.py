@@ -96,6 +96,7 @@ async def test_nobody_is_refused_while_a_real_server_drains_and_the_others_keep_
         assert moved > 1 / SERVERS + MORE_THAN_ITS_SHARE, "sh deals its table out anew: the clients of all pods move"
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("scheduler", "flags"), [("sh", "none"), ("mh", "none"), ("mh", "mh-port")])
 async def test_without_fallback_the_clients_of_the_draining_real_server_are_refused(
     scheduler: str, flags: str, world: World, deployment: Deployment, family: Family

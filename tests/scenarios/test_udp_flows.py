@@ -230,6 +230,7 @@ async def test_flows_that_another_proxy_has_begun_last_as_long_as_their_endpoint
         assert flow_of(node1, client).answers == End(family.of(new), TARGET_PORT)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 async def test_a_restart_keeps_the_flows_to_endpoints_that_serve_and_ends_the_others(
     world: World, deployment: Deployment, family: Family, clients: list[UdpClient], *, killed: bool

@@ -20,7 +20,7 @@ LEAST = {"outage": 3, "link": 3, "disk": 3, "clock": 3, "attack": 24}
 """The fewest of a kind, however short the day is, so that each of its variants comes, and each attack twice."""
 SECONDS, SEED = "KROUTE_LAB_DAY", "KROUTE_LAB_SEED"
 """The variables for the length of the day, in seconds, and for its seed."""
-USUAL_SECONDS, USUAL_SEED = 300, 27
+USUAL_SECONDS, USUAL_SEED = 200, 27
 
 
 class Event(NamedTuple):
