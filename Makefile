@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster unit fuzz nightly conformance bench lint docs lab cluster release clean
+.PHONY: help demo test test-cluster e2e unit fuzz nightly conformance bench lint docs lab cluster release clean
 
 PYTEST := .venv/bin/pytest
 # Options for pytest: make test ARGS='-k scheduler -x'
@@ -8,7 +8,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 help: ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
 
 demo: ## watch a three-node cluster load-balance through IPVS
 	@scripts/demo
@@ -68,6 +68,10 @@ cluster: ## open a shell in a cluster of the real Kubernetes with kroute on it (
 test-cluster: ## run the tests on a cluster of the real Kubernetes
 	@scripts/setup cluster
 	@$(PYTEST) tests/cluster -m cluster $(ARGS)
+
+e2e: ## run Kubernetes' own end-to-end tests on such a cluster, and write their section of docs/conformance.md
+	@scripts/setup cluster
+	@.venv/bin/python -m tests.cluster.e2e $(ARGS)
 
 release: ## build everything of a release into dist/ (IMAGE=REGISTRY/kroute: the image's name in its manifests)
 	@IMAGE=$(IMAGE) scripts/release

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import pytest
 
+from tests.cluster.e2e_report import section_of
 from tests.conformance.rows import ROWS, SECTIONS, Row
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -96,13 +97,13 @@ def results(passed: Mapping[str, bool]) -> dict[str, list[Result]]:
 
 
 def page(by_row: Results, run: Run) -> str:
-    """Return the text of docs/conformance.md."""
+    """Return the text of docs/conformance.md, whose last section is that of `make e2e`."""
     sections = [
         f"## {title}\n\n| row | what it asserts | kroute |\n|---|---|---|\n"
         + "".join(_line(each, by_row[each.id]) for each in ROWS if each.section == section)
         for section, title in SECTIONS.items()
     ]
-    return "\n".join((_HEAD + _RUN.format(**run._asdict()), *sections))
+    return "\n".join((_HEAD + _RUN.format(**run._asdict()), *sections)) + section_of(PAGE.read_text())
 
 
 def _git(*arguments: str) -> str:

@@ -1,0 +1,38 @@
+"""Which of Kubernetes' own end-to-end tests the cluster runs, and why it does not run the others."""
+
+import re
+
+SETS = {
+    "services": r"\[sig-network\] Services ",
+    "granular": r"\[sig-network\] (\[Feature:IPv6DualStack\] Granular Checks|Networking Granular Checks): Services ",
+    "network": r"\[sig-network\] (?!Services |DNS |Netpol|.*Granular Checks: Services )",
+    "dns": r"\[sig-network\] DNS ",
+    "conformance": (
+        r"\[sig-node\] Pods should contain environment variables for services"
+        r"|\[sig-cli\] Kubectl client Kubectl (expose should create services|cluster-info should check)"
+        r"|\[sig-api-machinery\] (ResourceQuota should .* life of a service\.|Namespaces .* all services are removed"
+        r"|AdmissionWebhook .* should (mutate pod and apply defaults|be able to deny pod and configmap creation)"
+        r"|CustomResourceConversionWebhook .* should be able to convert from CR v1)"
+    ),
+}
+"""What the names of the cases begin with, for each set: those of sig-network, and conformance cases of others that call
+a Service."""
+
+NOT_RUN = {
+    r"\[Feature:(LoadBalancer)\]": "needs a cloud's load balancers",
+    r"\[Provider:GCE\]|\[Feature:Networking-(IPv4|IPv6|DNS|Performance)\]": "needs the Internet",
+    r"Netpol": "network policies are not a proxy's matter",
+    r"\[Disruptive\]|\[Feature:KubeProxyDaemonSet": "restarts parts of the cluster by ssh",
+    r"\[Feature:KubeProxyNFAcct\]|KubeProxy should set TCP CLOSE_WAIT": "about kube-proxy itself",
+    r"DNS configMap nameserver": "about CoreDNS itself",
+    r"\[Feature:PerformanceDNS\]": "makes 10,000 Services",
+}
+"""Reasons for cases that are not run, by what their names have."""
+
+ALONE = re.compile(r"\[Serial\]|Service endpoints latency|\[Feature:SCTPConnectivity\]")
+"""Cases beside which no other runs."""
+
+
+def why_not_run(case: str) -> str:
+    """The reason; empty for a case that is run."""
+    return next((reason for pattern, reason in NOT_RUN.items() if re.search(pattern, case)), "")

@@ -1,0 +1,118 @@
+"""What the end-to-end tests of Kubernetes say in their JUnit files, and the section of docs/conformance.md about it."""
+
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+SECTION = "## Kubernetes' own tests"
+"""The heading. The section ends the page."""
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+_PREFIX = "[It] "
+_LONGEST_REASON = 160
+_HEAD = """
+`e2e.test` of Kubernetes {version}, against a real cluster of two nodes in the lab (kube-apiserver, kubelet,
+containerd), with each proxy in turn. `make e2e` runs it and writes this section. What fails with kube-proxy as well is
+the cluster's.
+"""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a case: `passed`, `failed` or `skipped`, and why."""
+
+    status: str
+    why: str = ""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run with one proxy: the day (UTC), the commit, the kernel, and the outcome of each case."""
+
+    proxy: str
+    date: str
+    commit: str
+    kernel: str
+    cases: dict[str, Outcome]
+
+
+def read(files: Iterable[Path]) -> dict[str, Outcome]:
+    """The outcomes in JUnit files of ginkgo, by the cases' names. Those that its focus left out are not there."""
+    return {
+        case.get("name", "").removeprefix(_PREFIX): outcome
+        for file in files
+        for case in ET.parse(file).iter("testcase")
+        if case.get("name", "").startswith(_PREFIX) and (outcome := _outcome(case))
+    }
+
+
+def _outcome(case: ET.Element) -> Outcome | None:
+    status = case.get("status", "")
+    if status == PASSED:
+        return Outcome(PASSED)
+    if status in {SKIPPED, "pending"}:
+        message = _message(case, "skipped")
+        return Outcome(SKIPPED, message.removeprefix("skipped - ")) if message not in {"", "skipped"} else None
+    return Outcome(FAILED, _message(case, "failure") or _message(case, "error") or status)
+
+
+def _message(case: ET.Element, kind: str) -> str:
+    found = case.find(kind)
+    said = "" if found is None else found.get("message") or found.text or ""
+    text = " ".join(re.sub(r"[|<>`*_\[\]]", " ", said).split())
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
+
+
+def section(runs: Iterable[Run], version: str) -> str:
+    """The section of docs/conformance.md for these runs: who ran what, and a row for each case."""
+    shown = sorted(runs, key=lambda run: (run.proxy.startswith("kube-proxy"), run.proxy))
+    lines = [SECTION, _HEAD.format(version=version)]
+    lines += ["| the run | date | commit | kernel | passed | failed | skipped |", "|---|---|---|---|---|---|---|"]
+    for run in shown:
+        counts = Counter(outcome.status for outcome in run.cases.values())
+        figures = " | ".join(str(counts[status]) for status in (PASSED, FAILED, SKIPPED))
+        lines.append(f"| {run.proxy} | {run.date} | {run.commit} | {run.kernel} | {figures} |")
+    lines += ["", f"| case | {' | '.join(run.proxy for run in shown)} |", "|---|" + "---|" * len(shown)]
+    for case in sorted({case for run in shown for case in run.cases}):
+        cells = (_cell(run.cases.get(case)) for run in shown)
+        lines.append(f"| {_title(case)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _title(case: str) -> str:
+    """A case without its labels."""
+    return " ".join(
+        re.sub(r"\[(?!sig-)[^]]*\]", "", case).replace("[", "").replace("]", ":", 1).replace("|", "/").split()
+    )
+
+
+def _cell(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "not run"
+    status = f"**{FAILED}**" if outcome.status == FAILED else outcome.status
+    return f"{status}: {outcome.why}" if outcome.why else status
+
+
+def with_section(page: str, text: str) -> str:
+    """The page with this text in place of its section, which ends it."""
+    return f"{page.partition(SECTION)[0].rstrip()}\n\n{text}"
+
+
+def section_of(page: str) -> str:
+    """The section that a page has, with the empty line before it; empty if it has none."""
+    return f"\n{SECTION}{rest}" if (rest := page.partition(SECTION)[2]) else ""
+
+
+def kept(directory: Path) -> list[Run]:
+    """The last run with each proxy, as they were written to `directory`."""
+    return [msgspec.json.decode(file.read_bytes(), type=Run) for file in sorted(directory.glob("*.json"))]
+
+
+def keep(run: Run, directory: Path) -> None:
+    """Write a run beside those with other proxies. Of the same commit, it adds to what an earlier one has written."""
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / f"{re.sub('[^a-z0-9.]+', '-', run.proxy)}.json"
+    if file.exists() and (before := msgspec.json.decode(file.read_bytes(), type=Run)).commit == run.commit:
+        run = msgspec.structs.replace(run, cases={**before.cases, **run.cases})
+    file.write_bytes(msgspec.json.encode(run))

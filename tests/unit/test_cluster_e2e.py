@@ -1,0 +1,82 @@
+"""What Kubernetes' own tests say in their JUnit files becomes a section of docs/conformance.md."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.e2e_cases import NOT_RUN, why_not_run
+from tests.cluster.e2e_report import Outcome, Run, keep, kept, read, section, section_of, with_section
+
+JUNIT = """<?xml version="1.0" encoding="UTF-8"?>
+<testsuites><testsuite name="Kubernetes e2e suite">
+<testcase name="[SynchronizedBeforeSuite]" status="passed"></testcase>
+<testcase name="[It] [sig-network] Services should serve a basic endpoint from pods [Conformance]" status="passed"/>
+<testcase name="[It] [sig-network] Services should work" status="failed">
+<failure message="timed out &lt;after&gt; 2m|0s" type="failed">[FAILED] more</failure></testcase>
+<testcase name="[It] [sig-network] Services should be in the cloud" status="skipped">
+<skipped message="skipped - Only supported for providers [gce]"></skipped></testcase>
+<testcase name="[It] [sig-node] Pods of another focus" status="skipped"><skipped message="skipped"></skipped></testcase>
+<testcase name="[It] [sig-network] DNS should hang" status="timedout"></testcase>
+</testsuite></testsuites>
+"""
+READ = {
+    "[sig-network] Services should serve a basic endpoint from pods [Conformance]": Outcome("passed"),
+    "[sig-network] Services should work": Outcome("failed", "timed out after 2m 0s"),
+    "[sig-network] Services should be in the cloud": Outcome("skipped", "Only supported for providers gce"),
+    "[sig-network] DNS should hang": Outcome("failed", "timedout"),
+}
+KROUTE = Run("kroute", "2026-11-27", "0123456789ab", "Linux 7.3.4 (built)", READ)
+
+
+def test_the_outcome_of_each_case_in_focus_is_read(tmp_path: Path) -> None:
+    (tmp_path / "junit_01.xml").write_text(JUNIT)
+    assert read(tmp_path.glob("*.xml")) == READ
+
+
+def test_the_section_has_the_runs_and_a_row_for_each_case_with_the_proxies_beside_each_other() -> None:
+    kube_proxy = Run(
+        "kube-proxy nftables",
+        "2026-11-26",
+        "0123456789ab",
+        "Linux",
+        {"[sig-network] Services new [A|B]": Outcome("passed")},
+    )
+    lines = section([kube_proxy, KROUTE], "1.36.2").splitlines()
+    assert "| kroute | 2026-11-27 | 0123456789ab | Linux 7.3.4 (built) | 1 | 2 | 1 |" in lines
+    assert "| case | kroute | kube-proxy nftables |" in lines
+    assert "| sig-network: Services should serve a basic endpoint from pods | passed | not run |" in lines
+    assert "| sig-network: Services should work | **failed**: timed out after 2m 0s | not run |" in lines
+    assert "| sig-network: Services new | not run | passed |" in lines
+
+
+def test_the_section_takes_the_place_of_the_one_before_it() -> None:
+    first = with_section("# Page\n\ntext\n", section([KROUTE], "1.36.1"))
+    page = with_section(first, section([KROUTE], "1.36.2"))
+    assert page == first.replace("1.36.1", "1.36.2")
+    assert page == f"# Page\n\ntext\n{section_of(page)}"
+    assert section_of("# Page\n\ntext\n") == ""
+
+
+@pytest.mark.parametrize("commit", ["0123456789ab", "another"])
+def test_what_an_earlier_part_of_the_run_said_is_kept_for_the_same_commit(tmp_path: Path, commit: str) -> None:
+    keep(Run("kroute", "2026-11-26", commit, "Linux", {"earlier": Outcome("passed")}), tmp_path)
+    keep(KROUTE, tmp_path)
+    [run] = kept(tmp_path)
+    assert ("earlier" in run.cases) is (commit == KROUTE.commit)
+    assert run.cases.items() >= READ.items()
+    assert run.date == KROUTE.date
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("[sig-network] Services should serve a basic endpoint from pods [Conformance]", ""),
+        ("[sig-network] LoadBalancers [Feature:LoadBalancer] should work [Slow]", "needs a cloud's load balancers"),
+        (
+            "[sig-network] Services should work after restarting kube-proxy [Disruptive]",
+            NOT_RUN[r"\[Disruptive\]|\[Feature:KubeProxyDaemonSet"],
+        ),
+    ],
+)
+def test_a_case_that_is_not_run_has_a_reason(case: str, reason: str) -> None:
+    assert why_not_run(case) == reason
