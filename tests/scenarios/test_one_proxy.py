@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import itertools
 import re
 import resource
 from collections import Counter
@@ -122,7 +123,11 @@ class Scene:
         echoed = [stream.echoed for stream in self.streams]
 
         def all_moved() -> None:
-            assert not [stream.failure for stream in self.streams if stream.failure]
+            assert not [
+                f"{way.client} to {way.address} {way.port}: {stream.failure}"
+                for way, stream in zip(itertools.cycle(self.ways), self.streams, strict=False)
+                if stream.failure
+            ]
             assert all(it.echoed > before + 1 for it, before in zip(self.streams, echoed, strict=True))
 
         await eventually(all_moved, within=60)
@@ -353,7 +358,11 @@ async def test_a_take_over_that_was_interrupted_is_finished_at_the_next_start(
         agent = await made.kroute()
         await agent.ready()
         await nothing_is_left(made.node)
-        assert Ledger.open(made.node.state_dir).take_overs == set()
+
+        def is_finished() -> None:
+            assert Ledger.open(made.node.state_dir).take_overs == set()
+
+        await eventually(is_finished, within=60)  # the agent looks once more before the ledger says so
         await load.goes_on(100)
 
 

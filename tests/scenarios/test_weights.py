@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -77,6 +78,7 @@ class Served:
         return {by_address[server]: it.weight for server, it in row.real_servers.items()}
 
     async def until(self, scheduler: str, weights: dict[str, int]) -> None:
+        """Wait until connections go to the pods by these weights."""
         def has_both() -> None:
             bound = {it.partition("/")[0] for it in self.node.addresses("kube-ipvs0")}
             assert bound.issuperset(self.addresses), "an address goes live last"
@@ -85,6 +87,8 @@ class Served:
                 assert (row.scheduler, self.weights(address)) == (scheduler, weights)
 
         await eventually(lambda: _found(has_both))
+        for address in self.addresses:  # the firewall refuses a port that had no endpoints until its sets are written
+            await eventually(partial(self.world.visitor.http, address, 8080))
 
 
 def _found(check: object) -> None:
