@@ -79,6 +79,7 @@ class Served:
 
     async def until(self, scheduler: str, weights: dict[str, int]) -> None:
         """Wait until connections go to the pods by these weights."""
+
         def has_both() -> None:
             bound = {it.partition("/")[0] for it in self.node.addresses("kube-ipvs0")}
             assert bound.issuperset(self.addresses), "an address goes live last"
