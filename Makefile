@@ -2,6 +2,8 @@
 .PHONY: help demo test test-cluster e2e unit fuzz nightly conformance bench lint docs lab cluster release clean
 
 PYTEST := .venv/bin/pytest
+# Tests wait for timers and processes, so one more runs at once than there are processors.
+WORKERS := $$(($$(nproc) + 1))
 # Options for pytest: make test ARGS='-k scheduler -x'
 ARGS ?=
 # Byte code is kept, whatever the shell says: rewriting the assertions of all tests takes longer than most tests.
@@ -19,7 +21,7 @@ test: ## run every test, also those that send packets
 
 unit: ## run the tests that need no kernel and no browser, with a tenth of the examples of each property
 	@scripts/setup unit
-	@$(PYTEST) -o testpaths=tests/unit -n $$(nproc) --dist worksteal --hypothesis-profile quick -m 'not lab and not browser and not machine and not shells and not prometheus and not release' $(ARGS)
+	@$(PYTEST) -o testpaths=tests/unit -n $(WORKERS) --dist worksteal --hypothesis-profile quick -m 'not lab and not browser and not machine and not shells and not prometheus and not release' $(ARGS)
 
 fuzz: ## run the tests with hostile bytes and objects at length (EXAMPLES of each property; 10000 if not given)
 	@scripts/setup unit

@@ -15,7 +15,7 @@ from kroute.agent import start as start_of_an_agent
 from kroute.base import backoff
 from kroute.checks import running_proxies
 from kroute.director import wiring as director
-from kroute.director.settings import DirectorSettings
+from kroute.director.settings import DirectorSettings, LeaseSettings
 from kroute.settings import ListenAddress, Settings
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.watchers.kubernetes import server_presence
@@ -48,7 +48,7 @@ async def an_agent(settings: Settings) -> int:
 
 
 async def a_director(settings: Settings, interface: str = "lo") -> int:
-    return await director.serve(DirectorSettings(settings, interface))
+    return await director.serve(DirectorSettings(settings, interface, lease=LeaseSettings(retry_period=0.1)))
 
 
 def do_not_wait(patch: pytest.MonkeyPatch) -> None:

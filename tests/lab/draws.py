@@ -46,9 +46,9 @@ class Draw:
 
     def said(self) -> str:
         """Return a line for the summary; empty if nothing was drawn."""
-        if not self._all:
+        if not any(self._all.values()):
             return ""
-        parts = ", ".join(f"{self._drawn[what]} of {count} {what}" for what, count in self._all.items())
+        parts = ", ".join(f"{self._drawn[what]} of {count} {what}" for what, count in (+self._all).items())
         return f"seed {self._by} has drawn {parts}; with KROUTE_LAB_SEED={self._by} it draws them again"
 
 

@@ -69,6 +69,7 @@ class Module(NamedTuple):
     room: str
     lines: list[str]
     tree: ast.Module
+    nodes: list[ast.AST]
 
 
 def test_a_class_has_few_attributes() -> None:
@@ -116,7 +117,8 @@ def modules() -> list[Module]:
     for file in sorted(PACKAGE.rglob("*.py")):
         text = file.read_text()
         parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
-        parsed.append(Module(".".join(parts).removesuffix(".__init__"), parts[1], text.splitlines(), ast.parse(text)))
+        name, tree = ".".join(parts).removesuffix(".__init__"), ast.parse(text)
+        parsed.append(Module(name, parts[1], text.splitlines(), tree, [*ast.walk(tree)]))
     return parsed
 
 
@@ -212,7 +214,7 @@ def imported_names(module: Module) -> dict[str, str]:
     """What kroute's other modules give to this one: the name here, and the full name."""
     return {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE.name)
         for alias in node.names
     }
@@ -279,7 +281,7 @@ def containers(node: ast.AST) -> Iterator[str]:
 
 def attributes_changed(module: Module) -> Iterator[str]:
     """The attributes of other objects than `self` that the module changes in place."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Attribute(value=owner, attr=name), attr=method)):
                 is_changed = method in CHANGING_METHODS
@@ -298,7 +300,7 @@ def private_names_elsewhere() -> set[str]:
     found = set()
     for module in modules():
         own = private_names_defined(module)
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             match node:
                 case ast.ImportFrom(names=aliases):
                     read = [alias.name for alias in aliases]
@@ -312,7 +314,7 @@ def private_names_elsewhere() -> set[str]:
 
 def private_names_defined(module: Module) -> set[str]:
     defined = {name.rpartition(".")[2] for name, _ in definitions(module.tree.body)}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         match node:
             case ast.Attribute(attr=name, ctx=ast.Store()) | ast.Name(id=name, ctx=ast.Store()):
                 defined.add(name)
