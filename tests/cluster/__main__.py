@@ -40,17 +40,19 @@ def main(command: list[str]) -> int:
         print(said, file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    begun = time.monotonic()
     RUNNING.parent.mkdir(exist_ok=True)
     RUNNING.write_text(f"{os.getpid()}\n")
     try:
+        print("making the images, which takes minutes at first ...", flush=True)
+        made = Cluster()
         print("starting a cluster ...", flush=True)
-        with Cluster() as cluster:
+        begun = time.monotonic()
+        with made as cluster:
             print(f"the nodes are ready after {time.monotonic() - begun:.0f} s", flush=True)
             install(cluster)
             print(f"all of it is ready after {time.monotonic() - begun:.0f} s", flush=True)
             return _run(cluster, command)
-    except (ClusterError, MachineError) as error:
+    except (ClusterError, MachineError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 1
     finally:

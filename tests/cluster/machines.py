@@ -5,7 +5,6 @@ is a host beside the nodes: so are kubectl, helm and the callers of the tests. E
 however that ends: the machines are killed with it, and the namespace has no name.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -52,56 +51,71 @@ class ClusterError(Exception):
 class Host:
     """A machine of the cluster, which runs the `commands` of its components and has the `files` at their paths."""
 
-    def __init__(self, place: Place, memory: int, commands: dict[str, str], files: dict[str, str]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        memory: int,
+        wire: Namespace,
+        variables: Mapping[str, str],
+        software: tuple[dict[str, str], dict[str, str]],
+    ) -> None:
         self.place = place
         self.name = place.name
-        self._machine = Machine(place.name, place.number, BUILT, memory)
-        self._components = tuple(commands)
-        rows = {**commands, "commands": components.commands_server()}
-        self._write("components", "".join(f"{name}\t{command}\n" for name, command in rows.items()))
-        for path, content in {**files, **components.files_of_machine(place)}.items():
-            self._write(f"files{path}", content)
+        self._memory = memory
+        self._wire = wire
+        self._variables = variables
+        self._commands, self._files = software
+        self._machine: Machine | None = None
 
     @property
     def address(self) -> str:
         return self.place.addresses[0]
 
-    def start(self, wire: Namespace, store: Path | None = None) -> None:
-        """Switch it on. Its containerd has the images of a store."""
-        variables = {
-            "NAME": self.name,
-            "ADDRESSES": " ".join(self.place.with_prefixes),
-            "ROUTES": "\n".join(
-                [*(f"default via {at}" for at in WIRE.addresses), *components.routes(self.place, NODES)]
-            ),
-            "BIN": f"{images.containerd()}/usr/bin:{images.containerd()}/usr/sbin:{_bin()}",
-            "STORE": str(store / "node") if store is not None else "",
-        }
-        with wire.inside():
+    @property
+    def machine(self) -> Machine:
+        assert self._machine is not None, "it is switched off"
+        return self._machine
+
+    def switch_on(self) -> None:
+        """Boot. Whatever it had before it was switched off is gone."""
+        self._machine = Machine(self.name, self.place.number, BUILT, self._memory)
+        rows = {**self._commands, "commands": components.commands_server()}
+        self._write("components", "".join(f"{name}\t{command}\n" for name, command in rows.items()))
+        for path, content in {**self._files, **components.files_of_machine(self.place)}.items():
+            self._write(f"files{path}", content)
+        routes = [*(f"default via {address}" for address in WIRE.addresses), *components.routes(self.place, NODES)]
+        own = {"NAME": self.name, "ADDRESSES": " ".join(self.place.with_prefixes), "ROUTES": "\n".join(routes)}
+        with self._wire.inside():
             self._machine.start(
                 [str(Path(__file__).with_name("guest-machine"))],
-                environment=variables,
+                environment={**own, **self._variables},
                 words=(f"vec0:transport=tap,ifname={self.name},depth=128,gro=1",),
             )
 
+    def switch_off(self) -> None:
+        """Switch it off at once, as if its power failed."""
+        if self._machine is not None:
+            self._machine.close()
+            self._machine = None
+
     def check(self) -> None:
-        """Raise MachineError if it has ended."""
-        self._machine.check()
+        """Raise MachineError if it has ended by itself."""
+        if self._machine is not None:
+            self._machine.check()
 
     def last_words(self, count: int = 8) -> str:
         """The ends of the logs of its components, and of its console."""
-        logs = [self._machine.shared / f"{name}.log" for name in self._components]
+        if self._machine is None:
+            return f"--- {self.name} is switched off"
+        logs = [self.log(name) for name in self._commands]
         said = (f"--- {self.name}: {log.name}\n{_end_of(log, count)}" for log in logs if log.exists())
         return "\n".join([*said, f"--- {self.name}: console", self._machine.last_lines(count)])
 
     def log(self, component: str) -> Path:
-        return self._machine.shared / f"{component}.log"
-
-    def close(self) -> None:
-        self._machine.close()
+        return self.machine.shared / f"{component}.log"
 
     def _write(self, name: str, content: str) -> None:
-        path = self._machine.shared / name
+        path = self.machine.shared / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
         path.chmod(0o600)
@@ -111,6 +125,7 @@ class Cluster:
     """A running cluster, for the length of a `with`."""
 
     def __init__(self) -> None:
+        store = images.prepare()
         self.directory = Path(tempfile.mkdtemp(prefix="cluster-"))
         self.wire = _wire([CONTROL, *NODES])
         names = [*CONTROL.addresses, "127.0.0.1", "10.96.0.1", "fd00:10:96::1", "localhost"]
@@ -121,15 +136,22 @@ class Cluster:
         self.kubeconfig = self.directory / "kubeconfig"
         self.kubeconfig.write_text(credentials.kubeconfig("admin"))
         self.kubeconfig.chmod(0o600)
-        self.control = Host(CONTROL, CONTROL_MEMORY, *components.of_control_plane(credentials))
-        self.nodes = {it.name: Host(it, NODE_MEMORY, *components.of_node(it, credentials)) for it in NODES}
+        programs = self.directory / "bin"
+        programs.mkdir()
+        for name in PROGRAMS[:-1]:
+            (programs / name).symlink_to(required(name))
+        containerd = images.containerd()
+        variables = {"BIN": f"{programs}:{containerd}/usr/bin:{containerd}/usr/sbin", "STORE": str(store / "node")}
+        software = components.of_control_plane(credentials)
+        self.control = Host(CONTROL, CONTROL_MEMORY, self.wire, {**variables, "STORE": ""}, software)
+        self.nodes = {
+            it.name: Host(it, NODE_MEMORY, self.wire, variables, components.of_node(it, credentials)) for it in NODES
+        }
 
     def __enter__(self) -> Self:
         try:
-            store = images.prepare()
-            self.control.start(self.wire)
-            for node in self.nodes.values():
-                node.start(self.wire, store)
+            for host in self.hosts:
+                host.switch_on()
             self._wait_until_ready()
         except BaseException:
             self.close()
@@ -142,15 +164,16 @@ class Cluster:
     def close(self) -> None:
         """Switch everything off."""
         for host in self.hosts:
-            host.close()
+            host.switch_off()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables of a command beside the nodes."""
         own = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        path = f"{_bin()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {**own, "PATH": path, "KUBECONFIG": str(self.kubeconfig), "HOME": str(self.directory)}
+        path = f"{self.directory}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        places = {"KUBECONFIG": self.kubeconfig, "HOME": self.directory, "KROUTE_CACHE": cache()}
+        return {**own, "PATH": path, **{name: str(place) for name, place in places.items()}}
 
     def run(self, *argv: str, content: str = "", within: float = COMMANDS_END_WITHIN) -> str:
         """Run a command beside the nodes; returns its output. Raises ClusterError if it fails."""
@@ -251,19 +274,6 @@ def _wire(places: list[Place]) -> Namespace:
     lines += [f"route add {route}" for route in components.routes(WIRE, NODES)]
     wire.ip("\n".join(lines) + "\n")
     return wire
-
-
-def _bin() -> Path:
-    """A directory with the programs of Kubernetes under their names."""
-    directory = cache() / "cluster" / "bin"
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in PROGRAMS[:-1]:
-        link = directory / name
-        if link.resolve() != (program := required(name)):
-            with contextlib.suppress(FileNotFoundError):
-                link.unlink()
-            link.symlink_to(program)
-    return directory
 
 
 def _end_of(log: Path, count: int) -> str:
