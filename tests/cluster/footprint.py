@@ -12,12 +12,13 @@ COMMANDS = {
     "policy rules": "ip rule; ip -6 rule",
     "sets": "ipset list -n",
     "sysctls": "sysctl -a -r '^net[.](ipv4|ipv6|bridge|netfilter)[.]'",
-    "state": "ls -A /run/kroute",
+    "state": "ls -A /run/kroute 2>/dev/null",
 }
 OF_PODS = re.compile(
-    r"veth|cni0|CNI-|lft |^net\.(ipv4|ipv6)\.(neigh|route|tcp_mem|udp_mem)|(nf_conntrack|dentry|inode)_count|fe80"
+    r"(?m)^\s+chain CNI-.*\{\n(?:.*\n)*?\s+\}\n|"
+    r"^.*(?:veth|cni0|CNI-|lft |net\.ipv[46]\.(?:neigh|route)|(?:tcp|udp)_mem|nf_conntrack_count|fe80).*\n"
 )
-"""Lines that come and go with pods and time."""
+"""The chains of the plugin portmap, and lines that come and go with pods and time."""
 
 Footprint = dict[str, list[str]]
 
@@ -26,7 +27,7 @@ def of_nodes(cluster: Cluster) -> dict[str, Footprint]:
     """The footprint of each node, without what pods come with."""
     return {
         name: {
-            what: [line for line in cluster.on(node, command, check=False).splitlines() if not OF_PODS.search(line)]
+            what: OF_PODS.sub("", cluster.on(node, command, check=False)).splitlines()
             for what, command in COMMANDS.items()
         }
         for name, node in cluster.nodes.items()

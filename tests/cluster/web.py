@@ -3,9 +3,8 @@
 import contextlib
 import json
 import sys
-import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ from tests.cluster.machines import Cluster, Host
 AGNHOST = "registry.k8s.io/e2e-test-images/agnhost:2.63.0"
 NODE_PORT = 30080
 REPLICAS = 4
+LEAST_CALLS = 20
+"""Of each caller, in a test under load."""
 Object = dict[str, Any]
 
 
@@ -29,7 +30,7 @@ def deployment(name: str, replicas: int) -> Object:
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "DoNotSchedule",
+        "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": labels},
     }
     probe = {"httpGet": {"path": "/healthz", "port": 8080}, "periodSeconds": 2}
@@ -79,14 +80,6 @@ def _calls(url: str) -> str:
     return f"for i in $(seq {3 * REPLICAS}); do curl -gsS --max-time 15 {url}/hostname; echo; done"
 
 
-@dataclass
-class Calls:
-    """What a caller has seen."""
-
-    caller: str
-    seen: dict[str, Any] = field(default_factory=dict)
-
-
 class Web:
     """The Service `web`. `addresses` are its ClusterIPs."""
 
@@ -120,42 +113,43 @@ class Web:
         return set(self.cluster.run("sh", "-c", _calls(url)).split())
 
     @contextlib.contextmanager
-    def under_load(self, *, least: int = 50) -> Iterator[list[Calls]]:
-        """Call all the time: from beside the nodes, from a node, from a pod. No call may fail."""
-        first, second = self.cluster.nodes.values()
-        node_ports = [f"http://{node.address}:{NODE_PORT}/hostname" for node in (first, second)]
-        cluster_ip = f"http://{self.addresses[0]}/hostname"
-        callers = [
-            (Calls("beside the nodes, node port of node1"), None, node_ports[0], ""),
-            (Calls("beside the nodes, node port of node2"), None, node_ports[1], ""),
-            (Calls("node1, ClusterIP"), first, cluster_ip, ""),
-            (Calls("pod on node2, ClusterIP"), second, cluster_ip, self._entering(second)),
-        ]
-        threads = [threading.Thread(target=self._call, args=each) for each in callers]
-        end = self.cluster.directory / "end"
-        for thread in threads:
-            thread.start()
-        try:
-            yield [calls for calls, *_ in callers]
-        finally:
-            end.touch()
-            for node in (first, second):
-                self.cluster.on(node, "touch /run/end")
-            for thread in threads:
-                thread.join()
-            end.unlink()
-            for node in (first, second):
-                self.cluster.on(node, "rm /run/end")
-        failed = {calls.caller: calls.seen["failed"][:10] for calls, *_ in callers if calls.seen["failed"]}
-        assert not failed, failed
-        assert all(calls.seen["calls"] >= least for calls, *_ in callers), callers
+    def under_load(self) -> Iterator[dict[str, int]]:
+        """Call all the time: from beside the nodes, from a node, from a pod. No call may fail.
 
-    def _call(self, calls: Calls, node: Host | None, url: str, entering: str) -> None:
-        load = str(Path(__file__).with_name("load.py"))
-        if node is None:
-            calls.seen = json.loads(self.cluster.run(sys.executable, load, url, str(self.cluster.directory / "end")))
-        else:
-            calls.seen = json.loads(self.cluster.on(node, f"{entering} python3 {load} {url} /run/end"))
+        Afterwards the dict has how often each has called.
+        """
+        first, second = self.cluster.nodes.values()
+        load, cluster_ip = Path(__file__).with_name("load.py"), f"http://{self.addresses[0]}/hostname"
+        end = self.cluster.directory / "end"
+        calls: dict[str, int] = {}
+
+        def beside(node: Host) -> str:
+            return self.cluster.run(sys.executable, str(load), f"http://{node.address}:{NODE_PORT}/hostname", str(end))
+
+        def on(node: Host, entering: str) -> str:
+            return self.cluster.on(node, f"{entering} python3 {load} {cluster_ip} /run/end")
+
+        entering = self._entering(second)
+        with ThreadPoolExecutor() as threads:
+            callers = {
+                "beside the nodes, by the node port of node1": threads.submit(beside, first),
+                "beside the nodes, by the node port of node2": threads.submit(beside, second),
+                "node1, by the ClusterIP": threads.submit(on, first, ""),
+                "pod on node2, by the ClusterIP": threads.submit(on, second, entering),
+            }
+            try:
+                yield calls
+            finally:
+                end.touch()
+                for node in (first, second):
+                    self.cluster.on(node, "touch /run/end")
+                seen = {name: json.loads(caller.result()) for name, caller in callers.items()}
+                end.unlink()
+                for node in (first, second):
+                    self.cluster.on(node, "rm /run/end")
+        calls.update({name: it["calls"] for name, it in seen.items()})
+        assert not any(it["failed"] for it in seen.values()), seen
+        assert min(calls.values()) > LEAST_CALLS, calls
 
     def _entering(self, node: Host) -> str:
         """The command that enters the network namespace of the client on a node."""

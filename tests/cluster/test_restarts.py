@@ -1,0 +1,110 @@
+"""What is restarted on a node costs no call, and writes nothing to the kernel that is there already."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cluster import footprint
+from tests.cluster.installation import rolls_out, upgrade
+from tests.cluster.machines import Cluster
+from tests.cluster.web import Web
+
+Record = Callable[[str, object], None]
+CHANGES = (".added", ".removed", ".edited", ".set", ".bound", ".unbound", ".written", ".deleted")
+"""How events of the log end that tell of a change of the kernel."""
+SELECTOR = ("--namespace", "kube-system", "--selector", "app.kubernetes.io/name=kroute")
+
+
+def agents(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """kroute's container on each node, as its pod's status has it, with the name of the `pod`."""
+    pods = json.loads(cluster.kubectl("get", "pods", *SELECTOR, "-o", "json"))["items"]
+    return {
+        pod["spec"]["nodeName"]: {**pod["status"]["containerStatuses"][0], "pod": pod["metadata"]["name"]}
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"] and "containerStatuses" in pod["status"]
+    }
+
+
+def written(cluster: Cluster) -> list[str]:
+    """The changes of the kernel that the agents tell of in their logs, since they were started."""
+    logs = [cluster.kubectl("--namespace", "kube-system", "logs", it["pod"]) for it in agents(cluster).values()]
+    events = [json.loads(line)["event"] for log in logs for line in log.splitlines() if line.startswith("{")]
+    return [event for event in events if event.endswith(CHANGES)]
+
+
+def test_a_rollout_restart_costs_no_call_and_writes_nothing(
+    cluster: Cluster, web: Web, record_property: Record
+) -> None:
+    before, kernels = agents(cluster), footprint.of_nodes(cluster)
+    with web.under_load() as calls:
+        cluster.kubectl("--namespace", "kube-system", "rollout", "restart", "daemonset/kroute")
+        rolls_out(cluster)
+    after = agents(cluster)
+    assert all(after[node]["pod"] != before[node]["pod"] for node in before)
+    assert written(cluster) == []
+    assert footprint.of_nodes(cluster) == kernels
+    record_property("measured", f"rollout restart: {sum(calls.values())} calls, 0 failed")
+
+
+def test_an_upgrade_with_another_setting_costs_no_call(cluster: Cluster, web: Web) -> None:
+    def schedulers() -> set[str]:
+        table = "".join(cluster.on(node, "ipvsadm -Sn") for node in cluster.nodes.values())
+        return {line.split(" -s ")[1].split()[0] for line in table.splitlines() if line.startswith("-A")}
+
+    assert schedulers() == {"rr"}
+    with web.under_load():
+        upgrade(cluster, "--set", "settings.scheduler=lc")
+        cluster.wait_until("all virtual servers have the other scheduler", lambda: schedulers() == {"lc"})
+        upgrade(cluster, "--set", "settings.scheduler=auto")
+        cluster.wait_until("all virtual servers have the first scheduler", lambda: schedulers() == {"rr"})
+
+
+def test_a_rollout_of_the_pods_costs_no_call(cluster: Cluster, web: Web) -> None:
+    old = web.names()
+    with web.under_load():
+        cluster.kubectl("rollout", "restart", "deployment/web")
+        cluster.kubectl("rollout", "status", "deployment/web", "--timeout=10m")
+        cluster.wait_until("the old pods are gone", lambda: not old & web.names())
+
+
+def test_a_killed_agent_is_started_again_and_writes_nothing(cluster: Cluster, web: Web) -> None:
+    before, kernels = agents(cluster), footprint.of_nodes(cluster)
+    with web.under_load():
+        for node in cluster.nodes.values():
+            cluster.on(node, "pkill -KILL -f 'kroute run'")
+
+        def is_back() -> bool:
+            now = agents(cluster)
+            return all(
+                agent["ready"] and agent["restartCount"] == before[node]["restartCount"] + 1
+                for node, agent in now.items()
+            )
+
+        cluster.wait_until("both agents are ready again", is_back)
+    assert written(cluster) == []
+    assert footprint.of_nodes(cluster) == kernels
+
+
+@pytest.mark.parametrize("component", ["kubelet", "containerd"])
+def test_a_restart_of_a_nodes_own_programs_costs_no_call_and_restarts_no_agent(
+    component: str, cluster: Cluster, web: Web
+) -> None:
+    before = agents(cluster)
+    with web.under_load():
+        for node in cluster.nodes.values():
+            old = cluster.on(node, f"pgrep -x {component}")
+            cluster.on(node, f"pkill -KILL -x {component}")
+            cluster.wait_until(
+                f"{component} runs again on {node.name}",
+                lambda node=node, old=old: cluster.on(node, f"pgrep -x {component}") not in {"", old},  # type: ignore[misc]
+            )
+        cluster.kubectl("wait", "--for=condition=Ready", "nodes", "--all", "--timeout=10m")
+        cluster.kubectl("scale", "deployment/web", "--replicas=6")
+        cluster.kubectl("rollout", "status", "deployment/web", "--timeout=10m")
+        cluster.kubectl("scale", "deployment/web", "--replicas=4")
+        cluster.wait_until("two pods are gone", lambda: len(web.names()) == 4)
+    assert {node: it["containerID"] for node, it in agents(cluster).items()} == {
+        node: it["containerID"] for node, it in before.items()
+    }
