@@ -33,18 +33,17 @@ def in_portions(
 class _Slices(Generic[T]):
     """An iterator rather than a generator: the event loop registers each generator, which costs more than one slice."""
 
-    __slots__ = ("_has_begun", "_items", "_size")
+    __slots__ = ("_has_begun", "_items")
 
-    def __init__(self, items: Iterable[T], size: int) -> None:
+    def __init__(self, items: Iterable[T]) -> None:
         self._items = iter(items)
-        self._size = size
         self._has_begun = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[T]:
-        batch = list(islice(self._items, self._size))
+        batch = list(islice(self._items, BATCH))
         if not batch:
             raise StopAsyncIteration
         if self._has_begun:
@@ -61,9 +60,9 @@ def cut(items: Collection[T], size: int = BATCH) -> Iterable[list[T]]:
     return iter(lambda: list(islice(iterator, size)), [])
 
 
-def sliced(items: Iterable[T], size: int = BATCH) -> AsyncIterator[list[T]]:
-    """Cut into lists of at most `size`. Other tasks run in between, and must not change the collection of `items`."""
-    return _Slices(items, size)
+def sliced(items: Iterable[T]) -> AsyncIterator[list[T]]:
+    """Cut into lists of at most BATCH. Other tasks run in between, and must not change the collection of `items`."""
+    return _Slices(items)
 
 
 async def in_turns(steps: Steps[T]) -> T:

@@ -21,7 +21,7 @@ import os
 from collections.abc import Iterable, KeysView
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import msgspec
 import structlog
@@ -30,8 +30,6 @@ from kroute.model.plan import VirtualServerKey
 from kroute.reconcile import ledger_file
 
 log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
 
 _SLACK = 1024
 """How many stale lines the file may have, in addition to one for each entry that holds, before it is rewritten."""
@@ -279,7 +277,8 @@ class Ledger:
             case LinkMade(name):
                 self.links.add(name)
             case AddressMade(interface, address) | AddressDeleted(interface, address):
-                _change(self.addresses, (interface, address), adds=isinstance(entry, AddressMade))
+                change = self.addresses.add if isinstance(entry, AddressMade) else self.addresses.discard
+                change((interface, address))
             case SyncDaemonStarted(role):
                 self.sync_daemons[role] = entry
             case SyncDaemonStopped(role):
@@ -290,7 +289,7 @@ class Ledger:
             case TimeoutsChanged(old, new):
                 self.timeouts = TimeoutsChanged(self.timeouts.old if self.timeouts else old, new)
             case TakeOverBegun(proxy) | TakeOverDone(proxy):
-                _change(self.take_overs, proxy, adds=isinstance(entry, TakeOverBegun))
+                (self.take_overs.add if isinstance(entry, TakeOverBegun) else self.take_overs.discard)(proxy)
 
     def _live(self) -> int:
         made = len(self.virtual_servers) + len(self.links) + len(self.addresses) + len(self.sync_daemons)
@@ -343,13 +342,6 @@ class Ledger:
             raise
         self.exists = self.is_whole = True
         return descriptor
-
-
-def _change(members: set[T], member: T, *, adds: bool) -> None:
-    if adds:
-        members.add(member)
-    else:
-        members.discard(member)
 
 
 def _check_address(entry: Entry) -> None:

@@ -50,13 +50,6 @@ class Contents(msgspec.Struct, frozen=True):
     is_newer: bool = False
 
 
-class _Head(msgspec.Struct, frozen=True):
-    """The first line: the version of the format, and how many lines follow."""
-
-    version: int
-    lines: int
-
-
 def read(path: Path) -> bytes:
     """Read the file, at most MOST_BYTES of it. Raises OSError, also if `path` is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -88,11 +81,12 @@ def contents(text: bytes) -> Contents:
     damaged: list[NumberedLine] = []
     for line in entries:
         (intact if _is_sealed(line.text) else damaged).append(line)
-    is_newer = first is not None and first.version > _VERSION
+    version, lines = first or (0, 0)
+    is_newer = version > _VERSION
     return Contents(
         intact,
         damaged,
-        is_whole=first is not None and not is_newer and len(intact) >= first.lines,
+        is_whole=first is not None and not is_newer and len(intact) >= lines,
         has_head=first is not None,
         is_newer=is_newer,
     )
@@ -102,7 +96,7 @@ def _is_sealed(line: bytes) -> bool:
     return line + b"\n" == sealed(line[:-_SEAL_LENGTH] + b"}")
 
 
-def _head(line: bytes) -> _Head | None:
-    """The line as a head; None if it is not one."""
+def _head(line: bytes) -> tuple[int, int] | None:
+    """The version of the format, and how many lines follow, if the line is a head; else None."""
     found = _HEAD.match(line)
-    return _Head(int(found[1]), int(found[2])) if found is not None and _is_sealed(line) else None
+    return (int(found[1]), int(found[2])) if found is not None and _is_sealed(line) else None

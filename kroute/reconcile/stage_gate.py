@@ -22,7 +22,7 @@ import asyncio
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, NewType, Protocol
+from typing import NewType, Protocol
 
 from kroute.model.addresses import Family
 from kroute.model.objects import ObjectKey
@@ -89,21 +89,6 @@ Needs = Callable[[Iterable[Revision]], bool]
 """Whether a controller must be woken because these revisions have passed a stage."""
 
 
-def _always(_revisions: Iterable[Revision]) -> bool:
-    return True
-
-
-def _never() -> bool:
-    return False
-
-
-class _Waiter(NamedTuple):
-    """A controller that waits for a stage. `needs` says for which revisions it is woken."""
-
-    waker: asyncio.Event
-    needs: Needs
-
-
 class _Passage:
     """The state of one stage.
 
@@ -144,7 +129,8 @@ class StageGate:
 
     def __init__(self) -> None:
         self._passages: dict[Stage, _Passage] = {}
-        self._waiting: dict[Stage, list[_Waiter]] = defaultdict(list)
+        self._waiting: dict[Stage, list[tuple[asyncio.Event, Needs]]] = defaultdict(list)
+        """The controllers that wait for each stage: what wakes them, and for which revisions."""
         self._followers: list[Follower] = []
         self.progress = -math.inf
         self.passages: Counter[Stage] = Counter()
@@ -156,8 +142,8 @@ class StageGate:
         says: Mapping[Stage, HasPassed],
         waits_for: Iterable[Stage] = (),
         acts_on_revoked: Iterable[Stage] = (),
-        needs: Needs = _always,
-        works: Callable[[], bool] = _never,
+        needs: Needs = lambda _: True,
+        works: Callable[[], bool] = lambda: False,
     ) -> None:
         """Add a controller. `waker` is set when a stage that it waits for is passed, or one that it says is revoked.
 
@@ -173,7 +159,7 @@ class StageGate:
                 raise ValueError(f"two controllers say the stage {stage}")
             self._passages[stage] = _Passage(waker, has_passed, works)
         for stage in waits_for:
-            self._waiting[stage].append(_Waiter(waker, needs))
+            self._waiting[stage].append((waker, needs))
         for stage in acts_on_revoked:
             self._passages[stage].reviser = waker
 

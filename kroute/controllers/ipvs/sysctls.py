@@ -1,6 +1,7 @@
 """The sysctls that a node needs for IPVS, as a table."""
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 
 import msgspec
 import structlog
@@ -31,12 +32,8 @@ def _has_slow_port_reuse(circumstances: Circumstances) -> bool:
     return (4, 1) <= circumstances.kernel_version < (5, 9)
 
 
-def _serves_ipv6(circumstances: Circumstances) -> bool:
-    return circumstances.ipv6
-
-
-def _has_strict_arp(circumstances: Circumstances) -> bool:
-    return circumstances.strict_arp
+_serves_ipv6: Callable[[Circumstances], bool] = attrgetter("ipv6")
+_has_strict_arp: Callable[[Circumstances], bool] = attrgetter("strict_arp")
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -219,18 +219,13 @@ def agrees(applied: VirtualServer, desired: VirtualServer, draining: Collection[
     """
     if is_nothing(desired):
         return not applied.real_servers and not is_served_out(applied, draining)
+    in_order = tuple if desired.scheduler in SCHEDULERS_BY_ORDER else set
     return applied == desired or (
         len(applied.real_servers) == len(desired.real_servers)
         and options_of(applied) == options_of(desired)
         and (applied.is_tunnelled == desired.is_tunnelled or not applied.real_servers)
-        and _are_as_good(applied, desired)
+        and in_order(applied.real_servers) == in_order(desired.real_servers)
     )
-
-
-def _are_as_good(applied: VirtualServer, desired: VirtualServer) -> bool:
-    if desired.scheduler in SCHEDULERS_BY_ORDER:
-        return applied.real_servers == desired.real_servers
-    return set(applied.real_servers) == set(desired.real_servers)
 
 
 def differences(key: VirtualServerKey, desired: VirtualServer | None, applied: VirtualServerState | None) -> list[str]:
@@ -238,15 +233,15 @@ def differences(key: VirtualServerKey, desired: VirtualServer | None, applied: V
     wanted = desired if desired is not None and not is_nothing(desired) else None
     if applied is None:
         return [f"virtual server {key} is missing"] if wanted else []
-    found = [*_differing_options(key, wanted, applied), *_differing_real_servers(wanted, applied.real_servers)]
-    if wanted is not None:
-        found += _differing_methods(wanted, applied.real_servers)
-    if wanted and wanted.scheduler in SCHEDULERS_BY_ORDER and not is_in_order(applied.real_servers, wanted):
-        found.append(f"virtual server {key} has its real servers in another order: nodes choose differently")
-    if not found and wanted is None:
+    found = _differing_real_servers(wanted, applied.real_servers)
+    if wanted is None:
         draining = stale_real_servers(applied, desired)
-        if desired is None or is_served_out(in_terms_of_plans(key, applied, draining), draining):
-            return [f"virtual server {key} was not planned"]
+        if found or (desired is not None and not is_served_out(in_terms_of_plans(key, applied, draining), draining)):
+            return found
+        return [f"virtual server {key} was not planned"]
+    found = [*_differing_options(key, wanted, applied), *found, *_differing_methods(wanted, applied.real_servers)]
+    if wanted.scheduler in SCHEDULERS_BY_ORDER and not is_in_order(applied.real_servers, wanted):
+        found.append(f"virtual server {key} has its real servers in another order: nodes choose differently")
     return found
 
 
@@ -254,10 +249,11 @@ def describe_drift(key: VirtualServerKey, applied: VirtualServer | None, desired
     """The drift of a virtual server in one sentence."""
     if applied is None:
         return f"virtual server {key} was missing"
-    is_wanted = desired is not None and not is_nothing(desired)
-    if is_wanted and desired is not None and _is_only_out_of_order(applied, desired):
+    if desired is None or is_nothing(desired):
+        return f"virtual server {key} is not wanted"
+    if _is_only_out_of_order(applied, desired):
         return f"virtual server {key} had its real servers in another order"
-    return f"virtual server {key} was changed" if is_wanted else f"virtual server {key} is not wanted"
+    return f"virtual server {key} was changed"
 
 
 def _is_only_out_of_order(applied: VirtualServer, desired: VirtualServer) -> bool:
@@ -265,9 +261,7 @@ def _is_only_out_of_order(applied: VirtualServer, desired: VirtualServer) -> boo
     return options_of(applied) == options_of(desired) and sorted(applied.real_servers) == sorted(desired.real_servers)
 
 
-def _differing_options(key: VirtualServerKey, wanted: VirtualServer | None, applied: VirtualServerState) -> list[str]:
-    if wanted is None:
-        return []
+def _differing_options(key: VirtualServerKey, wanted: VirtualServer, applied: VirtualServerState) -> list[str]:
     present, planned = options_of(in_terms_of_plans(key, applied, applied.real_servers)), options_of(wanted)
     return [
         f"virtual server {key} has {name.replace('_', ' ')} {has}, not {wants}"
