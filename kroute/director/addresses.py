@@ -77,8 +77,8 @@ class DirectorAddresses:
     def confirm(self, asked_at: float, *, is_answered: bool) -> bool:
         """Note that the Lease was asked for at `asked_at`. Returns whether anything has waited for that.
 
-        Without an answer another director may have the addresses. Only when none came for a lifetime is the API server
-        taken to be lost to all (`Election`'s second rule).
+        Without an answer another director may have the addresses. If none has come for a lifetime, the API server
+        is taken to be lost to all (`Election`'s second rule).
         """
         return self._standstill.confirm(asked_at, is_answered=is_answered)
 

@@ -90,7 +90,7 @@ class DirectRouting(Controller):
         ipvs = _DirectIpvs(kernel.ipvs)
         self._servers = VirtualServers(shared, self.status, ipvs, kernel.sysctls, ledger, suspect=lambda _: None)
         self._leading: bool | None = None
-        self._is_owner_settled = False
+        self._has_decided = False
         self._has_withdrawn = asyncio.Event()
         self.live = asyncio.Event()
 
@@ -142,12 +142,12 @@ class DirectRouting(Controller):
 
     async def read(self) -> Iterable[str]:
         """Read IPVS, the addresses and the sysctls. Repair at once what needs no order."""
-        if not self._is_owner_settled:
+        if not self._has_decided:
             if self._ledger.exists:
                 there = await self._kernel.ipvs.read()
                 ours = [planned_key(key) for key in there if self._names(key)]
                 self._ledger.adopt(ours, self._ledger.links)
-            self._is_owner_settled = True
+            self._has_decided = True
         return await self._ensure_surroundings() + await self._servers.learn(self.write_new_changes)
 
     async def look(self) -> bool:

@@ -12,8 +12,8 @@ leaders that write are worse than none. Two directors that both answer for a VIP
 servers, and either reaches the nodes. And when the API server is lost, it is usually lost to both: nobody can take the
 Lease, and stopping would be an outage. The active director gives up when it reads that another one holds the Lease.
 
-It also gives up when it finds its own identity in the Lease with a renewal time that it never wrote: another has
-the same identity, from a copied state directory. This one takes a new identity and becomes a standby.
+It also gives up when it finds its own identity in the Lease with a renewal time that it never wrote: another
+director has the same identity, from a copied state directory. This one takes a new identity and becomes a standby.
 """
 
 import asyncio

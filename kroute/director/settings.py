@@ -90,7 +90,7 @@ def problem_with(lease: LeaseSettings) -> str | None:
 def problem_with_ranges(allowed: tuple[str, ...], *, is_strict: bool) -> str | None:
     """What is wrong with the networks of external IPs; None if they say which addresses a director may take.
 
-    What everybody may write into a Service, a director takes from the network that it is in.
+    Any user who may write a Service could otherwise have a director take an address from the network that it is in.
     """
     if allowed or is_strict:
         return None

@@ -58,8 +58,8 @@ WITHDRAW_WITHIN = 4.0
 expire."""
 
 PAUSES_FOR_VERDICTS = 4
-"""For how many times as long as the planning for verdicts of probes has taken no other verdicts are planned: who lets
-the nodes of a large Service fail and recover all the time gets a fifth of the planning."""
+"""After the planning for verdicts of probes, no other verdicts are planned for so many times as long as it took. So
+nodes of a large Service that fail and recover all the time cost a fifth of the planning."""
 LONGEST_PAUSE_FOR_VERDICTS = 1.0
 
 
@@ -305,7 +305,7 @@ class OwnAddresses:
     def without_vips(self, interfaces: NodeInterfaces) -> NodeInterfaces:
         """The interfaces without the director's VIPs.
 
-        The ledger names a VIP before it is bound and until it is gone. Whoever reads the addresses may hear of that
+        The ledger names a VIP before it is bound and until it is gone. A reader of the addresses may learn of that
         later, so a VIP stays one until the interfaces have been seen without it.
         """
         bound = {address for _, address in self._ledger.addresses}

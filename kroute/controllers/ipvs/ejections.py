@@ -13,16 +13,17 @@ ejected before, and is held again.
 Evidence is what the kernel's counters say of real servers that do not answer new connections over TCP.
 
 The counters of a real server are new connections, and packets and bytes in both directions (ip_vs_core.c,
-ip_vs_conn_stats, ip_vs_in_stats, ip_vs_out_stats). A SYN that is sent again is a packet and no new connection. Whoever
-accepts a connection answers with a SYN-ACK, which has at least the option MSS: it is longer than the headers of IP and
-TCP alone. So among the packets of one that answers, a new connection shows:
+ip_vs_conn_stats, ip_vs_in_stats, ip_vs_out_stats). A SYN that is sent again is a packet and no new connection. A real
+server that accepts a connection answers with a SYN-ACK, which has at least the option MSS: it is longer than the
+headers of IP and TCP alone. So one of three signs says that new connections are not answered:
 
 - No packet comes back: silence.
 - All packets are as long as the two headers alone: resets. No SYN-ACK is among them.
 - All packets that come in are equally long, as SYNs are, and all that come out are longer by the headers of IP and
   ICMP: errors of ICMP, which quote a SYN in full, as Linux does for a host that it cannot reach.
 
-One that has other connections with data answers in none of these ways, though it may refuse new ones. It is not found.
+A real server that has other connections with data shows none of these signs, though it may refuse new connections. It
+is not found.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -220,7 +221,7 @@ class Ejected(msgspec.Struct, frozen=True):
 
 
 class Happened(NamedTuple):
-    """A real server was ejected or is tried again. `why` is a sentence without a point."""
+    """A real server was ejected or is tried again. `why` is a clause without a full stop."""
 
     key: VirtualServerKey
     server: RealServerKey
@@ -249,7 +250,7 @@ class _Watched:
         self.nominated: set[RealServerKey] = set()
 
     def want(self, desired: VirtualServer) -> None:
-        """Take a new plan. Those that are ejected beyond what it allows are out no more, the first ones first."""
+        """Take a new plan. Those that are ejected beyond what it allows are no longer out, the first ones first."""
         self.ejection = desired.ejection or Ejection()
         self.candidates = frozenset((real.address, real.port) for real in desired.real_servers if real.weight)
         for known in (self.out, self.trials):
