@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -39,7 +39,7 @@ class RecentEvent(msgspec.Struct, frozen=True):
 
 
 class RecentEvents:
-    """A structlog processor that remembers the last `count` events, and changes none."""
+    """The last `count` events of the log."""
 
     def __init__(self, count: int) -> None:
         self._events: deque[RecentEvent] = deque(maxlen=count)
@@ -47,10 +47,6 @@ class RecentEvents:
     @property
     def newest_first(self) -> Collection[RecentEvent]:
         return list(reversed(self._events))
-
-    def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        self.remember(event, time.time())
-        return event
 
     def remember(self, event: Mapping[str, Any], now: float) -> None:
         """Remember an event that was logged at the Unix time `now`."""
@@ -117,18 +113,13 @@ class _Lines:
 
 def configure(log_format: str, level: str) -> None:
     """Send every event of at least `level` to standard error, as `json` or for a `console`."""
-    shared: list[structlog.typing.Processor] = [
-        structlog.processors.add_log_level,
-        bounded,
-        stamped,
-    ]
     rendering: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, _as_json]
         if log_format == "json"
         else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))]
     )
     structlog.configure(
-        processors=[*shared, *rendering],
+        processors=[structlog.processors.add_log_level, bounded, stamped, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=_Lines,
         cache_logger_on_first_use=True,

@@ -285,6 +285,7 @@ def encode_entry(words: tuple[str, ...], element: Element) -> bytes:
     fields = iter(element)
     parts: list[bytes] = []
     address_kinds = iter(ADDRESS_KINDS)
+    does_fit = False
     try:
         for word in words:
             if word == "port":
@@ -295,9 +296,10 @@ def encode_entry(words: tuple[str, ...], element: Element) -> bytes:
                 parts.append(_encode_address(kind, address))
                 if prefix:
                     parts.append(u8(prefix_kind, int(prefix)))
-    except (StopIteration, OSError, OverflowError, struct.error) as error:
-        raise ValueError(f"element {element} does not fit a set of {','.join(words)}") from error
-    if next(fields, None) is not None:
+        does_fit = next(fields, None) is None
+    except (StopIteration, OSError, OverflowError, struct.error):
+        pass
+    if not does_fit:
         raise ValueError(f"element {element} does not fit a set of {','.join(words)}")
     return nested(ATTR_DATA, *parts)
 

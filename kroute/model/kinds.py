@@ -60,20 +60,12 @@ class WatchedKind(msgspec.Struct, frozen=True):
         return {name: value for name, value in parameters.items() if value}
 
 
-def _is_served_service(item: KubernetesObject) -> bool:
-    return isinstance(item, Service) and item.spec.cluster_ip != "None"
-
-
-def _is_served_slice(item: KubernetesObject) -> bool:
-    return isinstance(item, EndpointSlice) and HEADLESS_LABEL not in (item.metadata.labels or {})
-
-
 SERVICES = WatchedKind(
     type=Service,
     group="",
     version="v1",
     plural="services",
-    selects=_is_served_service,
+    selects=lambda item: isinstance(item, Service) and item.spec.cluster_ip != "None",
     field_selector="spec.clusterIP!=None",
 )
 ENDPOINT_SLICES = WatchedKind(
@@ -81,7 +73,7 @@ ENDPOINT_SLICES = WatchedKind(
     group="discovery.k8s.io",
     version="v1",
     plural="endpointslices",
-    selects=_is_served_slice,
+    selects=lambda item: isinstance(item, EndpointSlice) and HEADLESS_LABEL not in (item.metadata.labels or {}),
     label_selector=f"!{HEADLESS_LABEL}",
 )
 NODES = WatchedKind(

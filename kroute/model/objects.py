@@ -63,6 +63,17 @@ class ObjectMeta(_Struct, frozen=True):
         return ObjectKey(self.namespace, self.name)
 
 
+class _Object(_Struct, frozen=True):
+    """An object of the API, with its namespace and name; a Node has no namespace."""
+
+    metadata: ObjectMeta
+
+    @property
+    def key(self) -> ObjectKey:
+        """The object's own namespace and name."""
+        return self.metadata.key
+
+
 class ServicePort(_Struct, frozen=True):
     """One of `spec.ports`. `targetPort` is not read: EndpointSlices carry the resolved number."""
 
@@ -119,17 +130,11 @@ class ServiceStatus(_Struct, frozen=True):
     load_balancer: LoadBalancerStatus = LoadBalancerStatus()
 
 
-class Service(_Struct, frozen=True):
+class Service(_Object, frozen=True):
     """A `v1` Service."""
 
-    metadata: ObjectMeta
     spec: ServiceSpec = ServiceSpec()
     status: ServiceStatus = ServiceStatus()
-
-    @property
-    def key(self) -> ObjectKey:
-        """The Service's namespace and name."""
-        return self.metadata.key
 
 
 class EndpointConditions(_Struct, frozen=True):
@@ -179,18 +184,12 @@ class EndpointPort(_Struct, frozen=True):
     protocol: ProtocolName = "TCP"
 
 
-class EndpointSlice(_Struct, frozen=True):
+class EndpointSlice(_Object, frozen=True):
     """A `discovery.k8s.io/v1` EndpointSlice."""
 
-    metadata: ObjectMeta
     address_type: str
     endpoints: tuple[Endpoint, ...] | None = None
     ports: tuple[EndpointPort, ...] | None = None
-
-    @property
-    def key(self) -> ObjectKey:
-        """The slice's own namespace and name."""
-        return self.metadata.key
 
     @property
     def service_key(self) -> ObjectKey | None:
@@ -239,28 +238,16 @@ class NodeStatus(_Struct, frozen=True):
     conditions: tuple[NodeCondition, ...] | None = None
 
 
-class Node(_Struct, frozen=True):
+class Node(_Object, frozen=True):
     """A `v1` Node."""
 
     metadata: NodeMeta
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
-    @property
-    def key(self) -> ObjectKey:
-        """The Node's name, without namespace."""
-        return self.metadata.key
 
-
-class Pod(_Struct, frozen=True):
+class Pod(_Object, frozen=True):
     """The metadata of a `v1` Pod (`PartialObjectMetadata` of `meta.k8s.io`). Only its weight is of interest."""
-
-    metadata: ObjectMeta
-
-    @property
-    def key(self) -> ObjectKey:
-        """The Pod's namespace and name."""
-        return self.metadata.key
 
 
 KubernetesObject = Service | EndpointSlice | Node | Pod

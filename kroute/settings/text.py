@@ -13,9 +13,7 @@ import msgspec
 from kroute.settings import (
     DEFAULTS,
     PRIMARY,
-    ConntrackSettings,
     Exemption,
-    IpvsTimeouts,
     ListenAddress,
     PortRange,
     Settings,
@@ -53,11 +51,6 @@ def parse_share(text: str) -> float:
     if match is None or float(match[1]) > 100:
         raise ValueError(f"{text!r} is not a part of a processor: write a percentage from 0% to 100%, such as 0.1%")
     return float(match[1]) / 100
-
-
-def write_share(share: float) -> str:
-    """Write a part of one processor as `0.1%`."""
-    return f"{share * 100:g}%"
 
 
 def parse_timeout(text: str) -> int:
@@ -157,11 +150,6 @@ def write_bind_address(address: ListenAddress | None) -> str:
     return "off" if address is None else str(address._replace(host=address.host or "0.0.0.0"))
 
 
-def write_switch(value: bool | None) -> str:
-    """Write `on` or `off`; None is `leave`."""
-    return "leave" if value is None else "on" if value else "off"
-
-
 def parse_exemptions(text: str) -> tuple[Exemption, ...]:
     """Read pairs of networks, separated by commas."""
     return tuple(dict.fromkeys(map(parse_exemption, _elements(text))))
@@ -238,23 +226,19 @@ FLAG_NAMES = {
     "masquerade_exemptions": "masquerade-exempt",
 }
 """The flags whose fields of `Settings` have other names."""
+_FLAGS_OF_PARTS = {"ipvs_timeouts": "ipvs_{}_timeout", "conntrack": "conntrack_{}"}
+"""Fields that have a flag for each of their own fields."""
 _SECONDS = frozenset({"resync_period", "drain_timeout", "take_over_after"})
 
 
 def as_flags(settings: Settings) -> dict[str, str]:
     """Every flag of `kroute run` with its value, as it may be written on the command line."""
     written: dict[str, str] = {}
-    for field in settings.__struct_fields__:
-        value = getattr(settings, field)
-        if isinstance(value, IpvsTimeouts):
-            written |= {
-                f"ipvs-{part}-timeout": write_duration(getattr(value, part)) for part in value.__struct_fields__
-            }
-        elif isinstance(value, ConntrackSettings):
-            parts = {name: getattr(value, name) for name in value.__struct_fields__}
-            written |= {f"conntrack-{name.replace('_', '-')}": _written(name, part) for name, part in parts.items()}
-        else:
-            written[FLAG_NAMES.get(field, field.replace("_", "-"))] = _written(field, value)
+    for field, value in msgspec.structs.asdict(settings).items():
+        pattern = _FLAGS_OF_PARTS.get(field)
+        parts = {pattern.format(name): part for name, part in msgspec.structs.asdict(value).items()} if pattern else {}
+        for name, part in (parts or {field: value}).items():
+            written[FLAG_NAMES.get(name, name.replace("_", "-"))] = _written(name, part)
     return written
 
 
@@ -279,13 +263,13 @@ def _written(field: str, value: object) -> str:
         case None | ListenAddress() if field.endswith("_bind_address"):
             text = write_bind_address(value)
         case None | bool() if field in {"hairpin", "strict_arp", "ipvs_estimation"}:
-            text = write_switch(value)
+            text = "leave" if value is None else "on" if value else "off"
         case bool():
             text = str(value).lower()
         case int() | float() if field in _SECONDS or "timeout" in field:
             text = write_duration(value)
         case float() if field == "resync_budget":
-            text = write_share(value)
+            text = f"{value * 100:g}%"
         case int() if field.endswith("_mark"):
             text = f"{value:#x}"
         case tuple():

@@ -53,7 +53,7 @@ def observed() -> Observed:
     for plan in made.broadcaster.services.values():
         _into_kernel(made, plan)
     for level, event, details in reversed(LOG):
-        logs.RECENT(None, level, {"level": level, "event": event, **dict(_fields(details))})
+        logs.RECENT.remember({"level": level, "event": event, **dict(_fields(details))}, time.time())
     for counters in made.workers.counters.values():
         counters.last_resync, counters.writes = time.time() - 12, 40
     return made

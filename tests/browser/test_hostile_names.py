@@ -1,5 +1,6 @@
 """No text of the cluster's becomes a part of the status page: names, problems, log lines, searches, addresses."""
 
+import time
 from contextlib import suppress
 
 import pytest
@@ -34,7 +35,7 @@ async def test_no_text_is_ever_taken_for_html(shop: Observed, page: Browser) -> 
     parts = await page.script(COUNT)
     shop.broadcaster.publish([evil(name, number) for number, name in enumerate(EVILS)])
     shop.workers.faults = [EVIL]
-    logs.RECENT(None, "error", {"level": f"error {EVIL}", "event": EVIL, "field": EVIL})
+    logs.RECENT.remember({"level": f"error {EVIL}", "event": EVIL, "field": EVIL}, time.time())
     await shows(lambda: _has_all(page), True)
     assert await page.script(COUNT) == parts
     links = await page.script("return [...document.links].map((it) => it.getAttribute('href'))")

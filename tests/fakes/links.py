@@ -24,10 +24,6 @@ class FakeLinks(FakeClient):
         link = self.kernel.links.get(name)
         return LinkState(link.index, link.kind, link.up, link.noarp, link.link_local) if link else None
 
-    async def is_right(self, name: str) -> bool:
-        state = await self.read(name)
-        return state is not None and state.is_right
-
     async def create_dummy(self, name: str) -> None:
         self.check_open()
         if name in self.kernel.links:

@@ -22,7 +22,7 @@ from kroute.kernel.digest import Digest
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.rule import parse_rule, set_names
-from kroute.kernel.modules import kernel_version
+from kroute.kernel.iptables.tools import legacy_tables
 
 if TYPE_CHECKING:
     from kroute.kernel.iptables.table import OpenTable
@@ -38,7 +38,6 @@ AGAIN_TIMEOUT = 0.5
 """The same after a failed attempt: the other tables, and controllers that wait for the rules, wait meanwhile."""
 COMMIT_ATTEMPTS = 5
 """How often to try when other programs change the table, without the lock, between our read and our commit."""
-RANDOM_FULLY_KERNEL = (3, 14)
 RANDOM_FULLY_RULE = "-j MASQUERADE --random-fully"
 
 _LIBRARY = threading.Lock()
@@ -125,7 +124,7 @@ class Xtables:
     async def differences(self, rules: TableRules) -> list[str]:
         """What `ensure` would find wrong. Changes nothing, and asks for no lock: the kernel gives a table whole."""
         await self._check(rules)
-        return await self._in_thread(lambda: self._read(rules.table, lambda table: _compare(table, rules)))
+        return await self._read(rules.table, lambda table: _compare(table, rules)[0])
 
     async def remove(self, table: str, prefix: str) -> list[str]:
         """Delete every chain whose name has the prefix, and every jump to them; return what was deleted, in words.
@@ -144,17 +143,15 @@ class Xtables:
         """The names of all chains of a table, the built-in ones too; none if the table does not exist yet."""
         if not await self.is_used(table):
             return []
-        return await self._in_thread(lambda: self._read(table, lambda opened: opened.chain_names()))
+        return await self._read(table, lambda opened: opened.chain_names())
 
     async def digest(self, tables: Sequence[str]) -> Digest:
         """A digest of the tables without their counters, and how many of them exist. Makes none, and needs no lock."""
         return await self._in_thread(lambda: self._digest(tables))
 
     async def supports_random_fully(self) -> bool:
-        """Whether the kernel (since 3.14) and libxtables (since 1.6.2) support MASQUERADE --random-fully."""
-        if kernel_version() < RANDOM_FULLY_KERNEL:
-            return False
-        return await self._in_thread(lambda: self._read("nat", lambda table: table.accepts(RANDOM_FULLY_RULE)))
+        """Whether libxtables supports MASQUERADE --random-fully, as it does since 1.6.2."""
+        return await self._read("nat", lambda table: table.accepts(RANDOM_FULLY_RULE))
 
     async def _check(self, rules: TableRules) -> None:
         """Find errors in the rules before libxtables does: it leaves Python's frames by longjmp when it fails."""
@@ -175,21 +172,22 @@ class Xtables:
 
     def _is_used(self, table: str) -> bool:
         """Whether the table exists. Call it in the xtables thread, whose network namespace counts."""
-        names = "ip6_tables_names" if self.family == socket.AF_INET6 else "ip_tables_names"
-        try:
-            return table in Path("/proc/thread-self/net", names).read_text().split()
-        except FileNotFoundError:
-            return False  # this family has no tables
+        names = legacy_tables(self.family)
+        return names is None or table in names
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         if self._executor is None:
             raise KernelError("the xtables thread is not running; open() comes first", errno=errno.EBADF)
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    def _read(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
-        """In the thread: do work that commits nothing on a table as it is now."""
-        with _LIBRARY:
-            return self._work_on(name, work)
+    async def _read(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
+        """Do work that commits nothing on a table as it is now."""
+
+        def read() -> Result:
+            with _LIBRARY:
+                return self._work_on(name, work)
+
+        return await self._in_thread(read)
 
     def _locked(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
         """Read the table under both locks and do the work on it, again if the table changed meanwhile.
@@ -229,32 +227,31 @@ def _load_library() -> None:
         importlib.import_module("kroute.kernel.iptables.table")
 
 
-def _compare(table: "OpenTable", rules: TableRules) -> list[str]:
-    """What is wrong, in words. Creates missing chains in memory: a rule that jumps to a missing one cannot be built."""
-    missing = table.create_missing(rules.chains)
+def _compare(table: "OpenTable", rules: TableRules) -> tuple[list[str], list[str], list[str]]:
+    """What is wrong, in words; the chains to fill; and the built-in chains whose jumps are not first.
+
+    Creates missing chains in memory: a rule that jumps to a missing one cannot be built.
+    """
+    missing, ours, after = table.create_missing(rules.chains), frozenset(rules.chains), rules.after_neighbours
+    wrong = [name for name, desired in rules.chains.items() if not table.holds(name, desired)]
     found = [f"chain {name} is missing" for name in missing]
-    for name, desired in rules.chains.items():
-        if name not in missing and not table.holds(name, desired):
-            found.append(f"chain {name} has other rules")
-    ours = frozenset(rules.chains)
-    for builtin, jumps in rules.jumps_by_chain().items():
-        if not table.starts_with(builtin, jumps, ours, after_neighbours=builtin in rules.after_neighbours):
-            found.append(f"the jumps of {builtin} are not first")
-    return found
+    found += [f"chain {name} has other rules" for name in wrong if name not in missing]
+    misplaced = [
+        builtin
+        for builtin, jumps in rules.jumps_by_chain().items()
+        if not table.starts_with(builtin, jumps, ours, after_neighbours=builtin in after)
+    ]
+    return found + [f"the jumps of {builtin} are not first" for builtin in misplaced], wrong, misplaced
 
 
 def _ensure(table: "OpenTable", rules: TableRules) -> list[str]:
-    found = _compare(table, rules)
-    if not found:
-        return []
-    ours = frozenset(rules.chains)
-    for name, desired in rules.chains.items():
-        if not table.holds(name, desired):
-            table.fill(name, desired)
-    for builtin, jumps in rules.jumps_by_chain().items():
-        if not table.starts_with(builtin, jumps, ours, after_neighbours=builtin in rules.after_neighbours):
-            table.put_first(builtin, jumps, ours)
-    table.commit()
+    found, wrong, misplaced = _compare(table, rules)
+    for name in wrong:
+        table.fill(name, rules.chains[name])
+    for builtin in misplaced:
+        table.put_first(builtin, rules.jumps_by_chain()[builtin], frozenset(rules.chains))
+    if found:
+        table.commit()
     return found
 
 

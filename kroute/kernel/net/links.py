@@ -64,11 +64,6 @@ class Links(NetlinkClient):
         found = await none_if_refused(self.netlink.request(query, _parse_link), errno.ENODEV)
         return only(found) if found is not None else None
 
-    async def is_right(self, name: str) -> bool:
-        """Whether the link exists and is as `create_dummy` makes it."""
-        state = await self.read(name)
-        return state is not None and state.is_right
-
     async def create_dummy(self, name: str) -> None:
         """Make a dummy interface that is up and NOARP, and that never has an IPv6 link-local address.
 

@@ -149,11 +149,10 @@ def new_set(table: Table, definition: NftSet, number: int) -> bytes:
 
 def parse_set(payload: bytes) -> NftSet:
     """The set as the kernel has it. One that kroute would not make has parts that no set of kroute's has."""
-    [family, _version, _resource] = NFNETLINK_HEADER.unpack_from(payload)
     found = attributes(payload, NFNETLINK_HEADER.size)
     flags = to_be32(found.get(SET_FLAGS, bytes(4)))
     described = attributes(found.get(SET_DESCRIPTION, b""))
-    parts = parts_of(family, to_be32(found[SET_KEY_TYPE]), flags)
+    parts = parts_of(payload[0], to_be32(found[SET_KEY_TYPE]), flags)
     if DESCRIPTION_SIZE in described:
         parts += (f"at most {to_be32(described[DESCRIPTION_SIZE])}",)
     elif DESCRIPTION_CONCAT in described:
@@ -175,15 +174,14 @@ def parse_chain(payload: bytes) -> tuple[str, Chain]:
 
 def parse_any_table(payload: bytes) -> tuple[str, str]:
     """The family's name in nft(8) and the name of a table of any program."""
-    family, _version, _resource = NFNETLINK_HEADER.unpack_from(payload)
-    return FAMILIES.get(family, str(family)), to_text(attributes(payload, NFNETLINK_HEADER.size)[TABLE_NAME])
+    name = to_text(attributes(payload, NFNETLINK_HEADER.size)[TABLE_NAME])
+    return FAMILIES.get(payload[0], str(payload[0])), name
 
 
 def parse_any_chain(payload: bytes) -> NftChain:
     """A chain of any program."""
-    family, _version, _resource = NFNETLINK_HEADER.unpack_from(payload)
     found = attributes(payload, NFNETLINK_HEADER.size)
-    name = FAMILIES.get(family, str(family))
+    name = FAMILIES.get(payload[0], str(payload[0]))
     hook = ""
     if CHAIN_HOOK in found and name in HOOKED:
         number = to_be32(attributes(found[CHAIN_HOOK])[HOOK_NUMBER])

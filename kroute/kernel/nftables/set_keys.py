@@ -100,8 +100,8 @@ def encode_key(family: int, parts: tuple[str, ...], element: Element) -> tuple[b
                 low = high = socket.inet_pton(family, str(element[at]))
             at += 1
             first, last = first + low, last + high
-    except (IndexError, OSError, struct.error) as error:
-        raise ValueError(f"element {element} does not fit a set of {','.join(parts)}") from error
+    except (IndexError, OSError, struct.error):
+        at = -1
     if at != len(element) or len(first) != key_length(family, parts):
         raise ValueError(f"element {element} does not fit a set of {','.join(parts)}")
     return first, last

@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kroute.kernel.errors import Failure
@@ -155,7 +155,8 @@ def portion(changes: Sequence[ElementChange], skip: int, most: int) -> list[Elem
 
 def without(changes: Sequence[ElementChange], refused: Sequence[Failure[NftChange]]) -> list[ElementChange]:
     """The changes without the refused ones, which are of single elements."""
-    gone = {(type(change), change.set, element) for change, element in _each(refused)}
+    not_made = [each.change for each in refused if isinstance(each.change, AddElements | DeleteElements)]
+    gone = {(type(change), change.set, element) for change in not_made for element in change.elements}
     kept = [
         change._replace(
             elements=tuple(element for element in change.elements if (type(change), change.set, element) not in gone)
@@ -163,13 +164,6 @@ def without(changes: Sequence[ElementChange], refused: Sequence[Failure[NftChang
         for change in changes
     ]
     return [change for change in kept if change.elements]
-
-
-def _each(refused: Sequence[Failure[NftChange]]) -> Iterator[tuple[ElementChange, Element]]:
-    for failure in refused:
-        if isinstance(failure.change, AddElements | DeleteElements):
-            for element in failure.change.elements:
-                yield failure.change, element
 
 
 def next_portion(limit: int, elements: int, seconds: float) -> int:

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import logging
 import stat
 import tarfile
 import time
@@ -76,7 +75,7 @@ async def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     monkeypatch.setenv("PATH", f"{journal.parent}:/usr/sbin:/usr/bin:/sbin:/bin")
     monkeypatch.setattr(logs, "RECENT", RecentEvents(20))
     for name, details in plain_lines():
-        logs.RECENT(logging, "info", {"event": name, "level": "info", "details": details})
+        logs.RECENT.remember({"event": name, "level": "info", "details": details}, time.time())
     web = service(
         annotations={
             "team/secret": SECRETS["annotation"],
