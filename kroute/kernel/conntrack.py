@@ -178,14 +178,9 @@ def encode_dump(family: int, address: bytes = b"", port: bytes = b"") -> bytes:
     if port:
         flags |= CTA_FILTER_PROTO_DST_PORT
         by_port = attribute(CTA_PROTO_DST_PORT, port)
-    return nfnetlink_message(
-        NFNL_SUBSYS_CTNETLINK,
-        MSG_CT_GET,
-        NLM_F_DUMP,
-        family,
-        nested(CTA_TUPLE_ORIG, by_address, nested(CTA_TUPLE_PROTO, u8(CTA_PROTO_NUM, UDP), by_port)),
-        nested(CTA_FILTER, u32(CTA_FILTER_ORIG_FLAGS, flags), u32(CTA_FILTER_REPLY_FLAGS, 0)),
-    )
+    wanted = nested(CTA_TUPLE_ORIG, by_address, nested(CTA_TUPLE_PROTO, u8(CTA_PROTO_NUM, UDP), by_port))
+    compared = nested(CTA_FILTER, u32(CTA_FILTER_ORIG_FLAGS, flags), u32(CTA_FILTER_REPLY_FLAGS, 0))
+    return nfnetlink_message(NFNL_SUBSYS_CTNETLINK, MSG_CT_GET, NLM_F_DUMP, family, wanted, compared)
 
 
 def encode_delete(flow: Flow) -> bytes:
@@ -196,34 +191,18 @@ def encode_delete(flow: Flow) -> bytes:
     tuple, because the kernel empties its whole table without one. It holds a zone only if that is not 0, because a
     kernel built without zones refuses the attribute.
     """
-    return nfnetlink_message(
-        NFNL_SUBSYS_CTNETLINK,
-        MSG_CT_DELETE,
-        0,
-        address_family(flow.source),
-        encode_tuple(CTA_TUPLE_REPLY, flow[4:6], flow[6:8]),
-        be16(CTA_ZONE, flow.zone) if flow.zone else b"",
-        be32(CTA_ID, flow.id),
-    )
+    zone = be16(CTA_ZONE, flow.zone) if flow.zone else b""
+    entry = encode_tuple(CTA_TUPLE_REPLY, flow[4:6], flow[6:8]), zone, be32(CTA_ID, flow.id)
+    return nfnetlink_message(NFNL_SUBSYS_CTNETLINK, MSG_CT_DELETE, 0, address_family(flow.source), *entry)
 
 
 def encode_tuple(kind: int, source: Endpoint, destination: Endpoint, protocol: int = UDP) -> bytes:
     """The tuple of one direction of a flow."""
-    is_ipv6 = ":" in source[0]
-    return nested(
-        kind,
-        nested(
-            CTA_TUPLE_IP,
-            attribute(CTA_IP_V6_SRC if is_ipv6 else CTA_IP_V4_SRC, pack_address(source[0])),
-            attribute(CTA_IP_V6_DST if is_ipv6 else CTA_IP_V4_DST, pack_address(destination[0])),
-        ),
-        nested(
-            CTA_TUPLE_PROTO,
-            u8(CTA_PROTO_NUM, protocol),
-            be16(CTA_PROTO_SRC_PORT, source[1]),
-            be16(CTA_PROTO_DST_PORT, destination[1]),
-        ),
-    )
+    from_kind, to_kind = (CTA_IP_V6_SRC, CTA_IP_V6_DST) if ":" in source[0] else (CTA_IP_V4_SRC, CTA_IP_V4_DST)
+    addresses = attribute(from_kind, pack_address(source[0])), attribute(to_kind, pack_address(destination[0]))
+    ports = be16(CTA_PROTO_SRC_PORT, source[1]), be16(CTA_PROTO_DST_PORT, destination[1])
+    protocol_and_ports = nested(CTA_TUPLE_PROTO, u8(CTA_PROTO_NUM, protocol), *ports)
+    return nested(kind, nested(CTA_TUPLE_IP, *addresses), protocol_and_ports)
 
 
 def pack_endpoint(endpoint: Endpoint) -> PackedEndpoint:

@@ -270,15 +270,9 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
         So an index that holds parts of plans, such as keys, never holds two equal objects.
         """
         servers = {server.key: server for server in before.virtual_servers}
-        return msgspec.structs.replace(
-            self,
-            key=before.key,
-            virtual_servers=tuple(
-                [server.sharing_parts_of(servers.get(server.key)) for server in self.virtual_servers]
-            ),
-            vips=_shared(self.vips, before.vips),
-            set_entries=_shared(self.set_entries, before.set_entries),
-        )
+        shared = tuple([server.sharing_parts_of(servers.get(server.key)) for server in self.virtual_servers])
+        vips, entries = _shared(self.vips, before.vips), _shared(self.set_entries, before.set_entries)
+        return msgspec.structs.replace(self, key=before.key, virtual_servers=shared, vips=vips, set_entries=entries)
 
     @property
     def is_empty(self) -> bool:

@@ -3,6 +3,7 @@
 `text` reads and writes each value as an operator writes it.
 """
 
+from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +43,10 @@ class PortRange(NamedTuple):
 
     def __str__(self) -> str:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+PROTECTED_PORTS = tuple(starmap(PortRange, ((22, 22), (2379, 2380), (6443, 6443), (10250, 10250), (10256, 10256))))
+"""Those of SSH, etcd, the API server, the kubelet, and the health checks of service proxies."""
 
 
 class ListenAddress(NamedTuple):
@@ -111,8 +116,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     The default ports of `healthz_bind_address` and `metrics_bind_address` are kube-proxy's, so that probes, scrapers
     and firewalls need no change. kube-proxy holds them until it has ended, and kroute serves them only after that. So
-    `own_bind_address` is a port of kroute's own, for the probes of its Pod. The default protected ports are those of
-    SSH, etcd, the API server, the kubelet, and the health checks of service proxies.
+    `own_bind_address` is a port of kroute's own, for the probes of its Pod.
     """
 
     node_name: str
@@ -132,13 +136,7 @@ class Settings(msgspec.Struct, frozen=True):
     external_ips_on_node_addresses: bool = False
     node_address_ranges: tuple[str, ...] = ()
     serve_needed_addresses: tuple[str, ...] = ()
-    protected_ports: tuple[PortRange, ...] = (
-        PortRange(22, 22),
-        PortRange(2379, 2380),
-        PortRange(6443, 6443),
-        PortRange(10250, 10250),
-        PortRange(10256, 10256),
-    )
+    protected_ports: tuple[PortRange, ...] = PROTECTED_PORTS
     max_virtual_servers: int = 5000
     max_backends: int = 50_000
     strict_arp: bool = True

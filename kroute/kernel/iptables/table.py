@@ -140,13 +140,6 @@ class _Table6(_TableMethods, iptc.Table6):  # type: ignore[misc]
     pass
 
 
-def open_table(family: int, name: str) -> Any:
-    """Read a table; changes take effect with its `commit()`. Raises iptc.IPTCError if the kernel has no such table."""
-    table = (_Table6 if family == socket.AF_INET6 else _Table)(name, autocommit=False)
-    table.refresh()
-    return table
-
-
 def build_rule(rule: ParsedRule, family: int, table: Any) -> Any:
     """The rule as libiptc takes it, for `table`. Raises iptc.XTablesError or ValueError if the rule is wrong."""
     built = _Rule6() if family == socket.AF_INET6 else _Rule()
@@ -206,8 +199,10 @@ class OpenTable:
     """A table that was read and not yet committed."""
 
     def __init__(self, family: int, name: str) -> None:
+        """Raises iptc.IPTCError if the kernel has no such table."""
         self._family = family
-        self._table = open_table(family, name)
+        self._table = (_Table6 if family == socket.AF_INET6 else _Table)(name, autocommit=False)
+        self._table.refresh()
 
     def close(self) -> None:
         """Forget the table; changes that were not committed are lost."""
@@ -284,7 +279,7 @@ class OpenTable:
         self.drop_jumps(chain, targets)
         rules = self._build(jumps)
         for rule in rules:
-            self._drop_equal(chain, rule)
+            self._drop(chain, [at for at, entry in enumerate(self._entries(chain)) if self._equals(entry, rule)])
         for position, rule in enumerate(rules, self._insisting(chain)):
             self._table.insert_entry(chain, rule.rule, position)
 
@@ -307,9 +302,6 @@ class OpenTable:
         """Whether an entry is a jump to a chain that is none of the targets."""
         name = self._target_name(entry)
         return name not in targets and bool(self._table.is_chain(name))
-
-    def _drop_equal(self, chain: str, rule: Any) -> None:
-        self._drop(chain, [at for at, entry in enumerate(self._entries(chain)) if self._equals(entry, rule)])
 
     def _drop(self, chain: str, positions: Sequence[int]) -> None:
         for position in reversed(positions):

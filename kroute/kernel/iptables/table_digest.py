@@ -85,11 +85,6 @@ def legacy_outline(family: int, name: str) -> bytes:
         return _outline(asking, _LAYOUTS[family], name)
 
 
-def _read(family: int, name: str) -> bytes:
-    with _asking(family, name) as asking:
-        return _listing(asking, _LAYOUTS[family], name)
-
-
 @contextmanager
 def _asking(family: int, name: str) -> Iterator[socket.socket]:
     """A socket for questions about a table, whose errors become KernelErrors."""
@@ -105,20 +100,19 @@ def _outline(asking: socket.socket, layout: _Layout, name: str) -> bytes:
     return ask(asking, layout.level, GET_INFO, _INFO.pack(name.encode(), *(0,) * 13))
 
 
-def _listing(asking: socket.socket, layout: _Layout, name: str) -> bytes:
+def _read(family: int, name: str) -> bytes:
     """The points of entry and the entries. EAGAIN says that the size has changed since it was asked for."""
-    for attempt in range(ATTEMPTS):
-        info = _outline(asking, layout, name)
-        size = _INFO.unpack(info)[-1]
-        try:
+    layout, left = _LAYOUTS[family], ATTEMPTS
+    with _asking(family, name) as asking:
+        while True:
+            info, left = _outline(asking, layout, name), left - 1
+            size = _INFO.unpack(info)[-1]
             header = _LIST_HEADER.pack(name.encode(), size)
-            entries = ask(asking, layout.level, GET_ENTRIES, header + bytes(size))
-        except OSError as error:
-            if error.errno != errno.EAGAIN or attempt == ATTEMPTS - 1:
-                raise
-        else:
-            return info + entries[len(header) :]
-    raise AssertionError
+            try:
+                return info + ask(asking, layout.level, GET_ENTRIES, header + bytes(size))[len(header) :]
+            except OSError as error:
+                if error.errno != errno.EAGAIN or not left:
+                    raise
 
 
 def _entries(listing: bytes, layout: _Layout) -> Iterator[tuple[int, int]]:

@@ -85,7 +85,7 @@ class Links(NetlinkClient):
         index = interface_index(name)
         if index is None:
             raise KernelError(f"cannot repair {name}: it is gone; create it again", errno=errno.ENODEV)
-        refused = await self.netlink.transact([encode_no_link_local(index), encode_up(index, IFF_UP | IFF_NOARP)])
+        refused = await self.netlink.transact([encode_no_link_local(index), set_link(index, flags=IFF_UP | IFF_NOARP)])
         if refused.get(0) in {errno.EAFNOSUPPORT, errno.EOPNOTSUPP}:
             del refused[0]  # without IPv6 in this kernel there is no link-local address either
         raise_refusal(refused, f"set {name} up", "trying later")
@@ -102,12 +102,12 @@ class Links(NetlinkClient):
 def encode_no_link_local(index: int) -> bytes:
     """Have the kernel give the link no IPv6 link-local address."""
     mode = nested(IFLA_AF_SPEC, nested(AF_INET6, u8(IFLA_INET6_ADDR_GEN_MODE, ADDR_GEN_MODE_NONE)))
-    return message(RTM_SETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, index, 0, 0) + mode)
+    return set_link(index, mode)
 
 
-def encode_up(index: int, flags: int = IFF_UP) -> bytes:
-    """Set these flags of the link."""
-    return message(RTM_SETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, index, flags, flags))
+def set_link(index: int, attributes: bytes = b"", flags: int = 0) -> bytes:
+    """Set these attributes and flags of the link."""
+    return message(RTM_SETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, index, flags, flags) + attributes)
 
 
 def encode_delete_link(index: int) -> bytes:

@@ -214,19 +214,8 @@ class DeleteElements(NamedTuple):
 
 
 ElementChange: TypeAlias = AddElements | DeleteElements
-NftChange: TypeAlias = (
-    AddTable
-    | DeleteTable
-    | AddSet
-    | DeleteSet
-    | FlushSet
-    | AddChain
-    | DeleteChain
-    | FlushChain
-    | AddRule
-    | DeleteRule
-    | ElementChange
-)
+ChangeByName: TypeAlias = DeleteSet | FlushSet | DeleteChain | FlushChain
+NftChange: TypeAlias = AddTable | DeleteTable | AddSet | AddChain | AddRule | DeleteRule | ChangeByName | ElementChange
 
 
 def _in_words(elements: tuple[Element, ...]) -> str:

@@ -157,13 +157,12 @@ def without(changes: Sequence[ElementChange], refused: Sequence[Failure[NftChang
     """The changes without the refused ones, which are of single elements."""
     not_made = [each.change for each in refused if isinstance(each.change, AddElements | DeleteElements)]
     gone = {(type(change), change.set, element) for change in not_made for element in change.elements}
-    kept = [
-        change._replace(
-            elements=tuple(element for element in change.elements if (type(change), change.set, element) not in gone)
-        )
-        for change in changes
-    ]
-    return [change for change in kept if change.elements]
+    kept: list[ElementChange] = []
+    for change in changes:
+        of_change = type(change), change.set
+        if left := tuple(element for element in change.elements if (*of_change, element) not in gone):
+            kept.append(change._replace(elements=left))
+    return kept
 
 
 def next_portion(limit: int, elements: int, seconds: float) -> int:

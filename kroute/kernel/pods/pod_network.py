@@ -27,7 +27,7 @@ from kroute.kernel.net.addresses import (
     encode_unbind,
     parse_address,
 )
-from kroute.kernel.net.links import encode_delete_link, encode_no_link_local, encode_up
+from kroute.kernel.net.links import encode_delete_link, encode_no_link_local, set_link
 from kroute.kernel.net.policy_routing import (
     FRA_SRC,
     RTM_DELRULE,
@@ -76,7 +76,6 @@ from kroute.kernel.netlink.rtnetlink import (
     RTM_GETROUTE,
     RTM_NEWLINK,
     RTM_NEWROUTE,
-    RTM_SETLINK,
     RTN_UNICAST,
     listing,
 )
@@ -86,6 +85,8 @@ IFLA_IPTUN_LOCAL, IFLA_IPTUN_FLAGS, IFLA_IPTUN_PROTO = 2, 8, 9
 IP6_TNL_F_IGN_ENCAP_LIMIT = 0x1
 CONF_RP_FILTER, CONF_ARP_ANNOUNCE, CONF_ARP_IGNORE = 8, 18, 19
 """IPV4_DEVCONF_… of include/uapi/linux/ip.h. rtnetlink sets them for one link without a file below /proc/sys."""
+WANTED_CONF = {CONF_ARP_IGNORE: 1, CONF_ARP_ANNOUNCE: 2}
+"""What the pod's own link has at least."""
 RTA_METRICS, RTAX_ADVMSS = 8, 8
 RT_TABLE_MAIN = 254
 RTNH_F_ONLINK = 0x4
@@ -227,19 +228,19 @@ class PodNetwork:
 
     async def _settings(self, link: PodLink, own: PodLink) -> list[str]:
         """Settings of both links. What the pod's own link had is noted before it is changed."""
-        wanted = {CONF_ARP_IGNORE: 1, CONF_ARP_ANNOUNCE: 2} if self._family == socket.AF_INET else {}
+        wanted = WANTED_CONF if self._family == socket.AF_INET else {}
         changed = {number: value for number, value in wanted.items() if own.conf.get(number, value) < value}
         messages = []
         if not link.alias:
             ignore, announce = own.conf.get(CONF_ARP_IGNORE, 0), own.conf.get(CONF_ARP_ANNOUNCE, 0)
             noted = f": arp_ignore={ignore} arp_announce={announce} on {own.name}" if wanted else ""
-            messages.append(encode_alias(link.ifindex, ALIAS + noted))
+            messages.append(set_link(link.ifindex, text(IFLA_IFALIAS, ALIAS + noted)))
         messages += [encode_conf(own.ifindex, number, value) for number, value in changed.items()]
         if wanted and link.conf.get(CONF_RP_FILTER, LOOSE) != LOOSE:
             messages.append(encode_conf(link.ifindex, CONF_RP_FILTER, LOOSE))
         if not link.is_up:
             await self._write([encode_no_link_local(link.ifindex)], "", {errno.EAFNOSUPPORT, errno.EOPNOTSUPP})
-            messages.append(encode_up(link.ifindex))
+            messages.append(set_link(link.ifindex, flags=IFF_UP))
         await self._write(messages, f"set up {link.name}")
         return [f"settings of {link.name} and {own.name}"] if messages else []
 
@@ -263,11 +264,8 @@ class PodNetwork:
         copies.sort(key=lambda route: -route[6])  # by scope: routes to gateways before those by them
         await self._delete_routes([route for copy, route in found.items() if copy not in copies])
         missing = [route for route in copies if route not in found]
-        await self._write(
-            [message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, route) for route in missing],
-            "write routes",
-            {errno.EEXIST},
-        )
+        new_routes = [message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, route) for route in missing]
+        await self._write(new_routes, "write routes", {errno.EEXIST})
         surplus = [message(RTM_DELRULE, 0, rule_from(vip)) for vip in sorted(rules - vips) if vip]
         added = [message(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, rule_from(vip)) for vip in sorted(vips - rules)]
         await self._write([*surplus, *added], "write rules", {errno.EEXIST, errno.ENOENT})
@@ -279,16 +277,13 @@ class PodNetwork:
         before = _BEFORE.search(link.alias)
         own = await self._link(name=before[3]) if before else None
         if before and own is not None:
-            values = ((CONF_ARP_IGNORE, 1, int(before[1])), (CONF_ARP_ANNOUNCE, 2, int(before[2])))
-            changes = [
-                encode_conf(own.ifindex, number, was)
-                for number, ours, was in values
-                if own.conf.get(number) == ours != was
-            ]
-            await self._write(changes, f"restore {own.name}")
+            values = zip(WANTED_CONF.items(), (int(before[1]), int(before[2])), strict=True)
+            changed = [(number, was) for (number, ours), was in values if own.conf.get(number) == ours != was]
+            await self._write([encode_conf(own.ifindex, *change) for change in changed], f"restore {own.name}")
 
     async def _link(self, *, name: str = "", index: int = 0) -> PodLink | None:
-        request = self._netlink.request(encode_link_query(name=name, index=index), parse_link)
+        query = LINK_HEADER.pack(0, 0, index, 0, 0) + (text(IFLA_IFNAME, name) if name else b"")
+        request = self._netlink.request(message(RTM_GETLINK, 0, query), parse_link)
         found = await none_if_refused(request, errno.ENODEV)
         return found[0] if found else None
 
@@ -334,10 +329,6 @@ class PodNetwork:
                 raise KernelError(f"cannot {what} in the pod: {describe_errno(number)}{missing}", errno=number)
 
 
-def encode_link_query(*, name: str = "", index: int = 0) -> bytes:
-    return message(RTM_GETLINK, 0, LINK_HEADER.pack(0, 0, index, 0, 0) + (text(IFLA_IFNAME, name) if name else b""))
-
-
 def parse_link(payload: bytes) -> PodLink:
     _family, _type, index, flags, _change = LINK_HEADER.unpack_from(payload)
     found = attributes(payload, LINK_HEADER.size)
@@ -368,20 +359,14 @@ def encode_create(kind: TunnelKind, local: str, group: int) -> bytes:
     if kind.kind == "ip6tnl":
         tunnel += u32(IFLA_IPTUN_FLAGS, IP6_TNL_F_IGN_ENCAP_LIMIT)
     info = nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, kind.kind), nested(IFLA_INFO_DATA, tunnel))
-    head = LINK_HEADER.pack(0, 0, 0, 0, 0)
-    return message(
-        RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, head + text(IFLA_IFNAME, kind.link) + u32(IFLA_GROUP, group) + info
-    )
-
-
-def encode_alias(index: int, alias: str) -> bytes:
-    return message(RTM_SETLINK, 0, LINK_HEADER.pack(0, 0, index, 0, 0) + text(IFLA_IFALIAS, alias))
+    link = LINK_HEADER.pack(0, 0, 0, 0, 0) + text(IFLA_IFNAME, kind.link) + u32(IFLA_GROUP, group) + info
+    return message(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, link)
 
 
 def encode_conf(index: int, number: int, value: int) -> bytes:
     """Set an IPv4 setting of one link."""
     conf = nested(IFLA_AF_SPEC, nested(socket.AF_INET, nested(IFLA_INET_CONF, u32(number, value))))
-    return message(RTM_SETLINK, 0, LINK_HEADER.pack(0, 0, index, 0, 0) + conf)
+    return set_link(index, conf)
 
 
 def encode_vip(index: int, vip: str) -> bytes:
