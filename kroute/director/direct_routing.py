@@ -8,6 +8,8 @@ removed before them.
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 
+import msgspec
+
 from kroute.controllers.ipvs.sysctls import SYSCTLS as NODE_SYSCTLS
 from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls
 from kroute.controllers.ipvs.timeouts import Timeouts
@@ -239,7 +241,7 @@ class _DirectIpvs:
 def _directly_routed(change: IpvsChange) -> IpvsChange:
     """The same change in direct-routing mode."""
     if isinstance(change, AddRealServer | SetRealServer):
-        return change._replace(method=DIRECT_ROUTING)
+        return msgspec.structs.replace(change, method=DIRECT_ROUTING)
     return change
 
 

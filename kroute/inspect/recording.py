@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hash
 from inspect import isawaitable
 from typing import Any, ClassVar, Generic, NamedTuple, Never, Self, TypeVar, cast, get_args
 
+import msgspec
+
 from kroute.kernel import clients
 from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
 from kroute.kernel.errors import Failure, KernelError
@@ -439,7 +441,7 @@ class RecordingNftables(
     def _note_in(self, table: nft.Table, change: nft.NftChange) -> None:
         if isinstance(change, nft.AddElements | nft.DeleteElements):
             for element in change.elements:
-                of_one = change._replace(elements=(element,))
+                of_one = msgspec.structs.replace(change, elements=(element,))
                 self._note_change("set entry", of_one, (f"{table} {change.set.name}", element))
         elif isinstance(change, nft.AddTable | nft.DeleteTable):
             self._note_change("rules", change, what=f"{change} {table}".replace("the table", "table"))

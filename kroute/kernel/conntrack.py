@@ -10,10 +10,8 @@ import socket
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-import msgspec
-
 from kroute.base.wording import host_port
-from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.errors import Change, Failure, KernelError
 from kroute.kernel.modules import kernel_version
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
@@ -89,13 +87,12 @@ class Flow(NamedTuple):
         return f"UDP flow {client} > {host_port(self.destination, self.destination_port)}"
 
 
-class DeleteFlow(msgspec.Struct, frozen=True):
+class DeleteFlow(Change, frozen=True):
     """Delete exactly this entry."""
 
-    flow: Flow
+    words = "delete {change.flow}"
 
-    def __str__(self) -> str:
-        return f"delete {self.flow}"
+    flow: Flow
 
 
 class Conntrack(NetlinkClient):

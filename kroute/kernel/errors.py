@@ -1,14 +1,14 @@
-"""How the kernel's refusals are reported: an exception, the failures of a batch, and errors in words."""
+"""Changes of the kernel's state, and how its refusals are reported: an exception, failures, and errors in words."""
 
 import os
 import struct
 from collections.abc import Awaitable, Container, Mapping
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 
 Answer = TypeVar("Answer")
-Change = TypeVar("Change")
+Made = TypeVar("Made")
 
 IPSET_ERRORS = {
     4097: "the kernel speaks another ipset protocol version",
@@ -67,10 +67,19 @@ def raise_refusal(refused: Mapping[int, int], what: str, next_step: str, tolerat
             raise KernelError(f"cannot {what}: {describe_errno(number)}; {next_step}", errno=number)
 
 
-class Failure(msgspec.Struct, Generic[Change], frozen=True):
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """A change of the kernel's state. `words` says what is done, as part of a sentence, by the change's attributes."""
+
+    words: ClassVar[str]
+
+    def __str__(self) -> str:
+        return self.words.format(change=self)
+
+
+class Failure(msgspec.Struct, Generic[Made], frozen=True):
     """One change of a batch that the kernel refused; the refusal did not stop the others."""
 
-    change: Change
+    change: Made
     errno: int
 
     def __str__(self) -> str:

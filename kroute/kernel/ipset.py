@@ -15,7 +15,7 @@ from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.digest import Digest
-from kroute.kernel.errors import Failure, KernelError, describe_errno, none_if_refused, raise_refusal
+from kroute.kernel.errors import Change, Failure, KernelError, describe_errno, none_if_refused, raise_refusal
 from kroute.kernel.modules import is_present
 from kroute.kernel.netlink.client import NetlinkClient, only
 from kroute.kernel.netlink.message import (
@@ -88,7 +88,7 @@ class SetDefinition(NamedTuple):
         return tuple(self.type.partition(":")[2].split(","))
 
 
-class AddEntry(NamedTuple):
+class AddEntry(Change, frozen=True):
     """Add an element to a set. One that the set has already is no failure. Refused: ENOENT if the set does not exist.
 
     An element by type: hash:ip (address,); hash:net (cidr,); hash:ip,port (address, protocol number, port);
@@ -102,7 +102,7 @@ class AddEntry(NamedTuple):
         return f"add {element_text(self.element)} to set {self.set}"
 
 
-class DeleteEntry(NamedTuple):
+class DeleteEntry(Change, frozen=True):
     """Delete an element from a set. One that the set does not have is no failure. Refused: ENOENT without the set."""
 
     set: str

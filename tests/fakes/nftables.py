@@ -5,6 +5,8 @@ import errno
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Self, TypeVar
 
+import msgspec
+
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.nftables.objects import (
     FAMILY_NAMES,
@@ -162,7 +164,7 @@ def _singly(changes: Sequence[NftChange]) -> list[NftChange]:
     found: list[NftChange] = []
     for change in changes:
         if isinstance(change, AddElements | DeleteElements):
-            found.extend(change._replace(elements=(element,)) for element in change.elements)
+            found.extend(msgspec.structs.replace(change, elements=(element,)) for element in change.elements)
         else:
             found.append(change)
     return found

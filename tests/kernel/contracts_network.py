@@ -184,7 +184,7 @@ class RoutesContract:
         assert await node.routes.read("d0") == both
         assert await node.routes.write("d0", changes) == []
         assert await node.routes.read("d0") == {**both, VIP: [ours] if first else [ours, other]}
-        assert await node.routes.write("d0", [it._replace(alone=True) for it in changes]) == []
+        assert await node.routes.write("d0", [SetLocalRoute(it.address, it.source, alone=True) for it in changes]) == []
         assert await node.routes.read("d0") == {VIP: [ours], VIP6: [ours6]}
 
     async def test_deleting_takes_our_route_only(self, node: Node) -> None:

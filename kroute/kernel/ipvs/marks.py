@@ -4,16 +4,15 @@ import errno
 import socket
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
-from kroute.kernel.errors import Failure
+from kroute.kernel.errors import Change, Failure
 from kroute.kernel.ipvs.messages import ATTR_SERVICE, CMD_DEL_SERVICE, FAMILY_NAME, SVC_AF, SVC_FWMARK, encode_dump
 from kroute.kernel.netlink.client import GENERIC_HEADER, NetlinkClient, find_family, generic_message
 from kroute.kernel.netlink.message import attributes, nested, to_u16, to_u32, u16, u32
 from kroute.kernel.netlink.netlink_socket import NETLINK_GENERIC
 
 
-class DeleteMarkServer(NamedTuple):
+class DeleteMarkServer(Change, frozen=True):
     """Delete the virtual server of a firewall mark, with its real servers."""
 
     family: int

@@ -4,6 +4,7 @@ from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 from kroute.base.wording import host_port
+from kroute.kernel.errors import Change
 
 VirtualServerKey: TypeAlias = tuple[int, str, int]
 """IP protocol number, address in canonical text, port."""
@@ -71,68 +72,72 @@ class VirtualServerState(NamedTuple):
     real_servers: dict[RealServerKey, RealServerState]
 
 
-class AddVirtualServer(NamedTuple):
+class VirtualServerChange(Change, frozen=True):
+    """A change of a virtual server, or of one of its real servers."""
+
+    key: VirtualServerKey
+
+    @property
+    def server(self) -> str:
+        """The virtual server in words."""
+        return describe_virtual_server(self.key)
+
+
+class RealServerChange(VirtualServerChange, frozen=True):
+    """A change of a real server."""
+
+    real_server: RealServerKey
+
+    @property
+    def endpoint(self) -> str:
+        """The real server in words."""
+        return host_port(*self.real_server)
+
+
+class AddVirtualServer(VirtualServerChange, frozen=True):
     """Make a virtual server. Refused: EEXIST if it exists, ENOENT if the kernel does not have the scheduler."""
 
-    key: VirtualServerKey
+    words = "add virtual server {change.server} (scheduler {change.options.scheduler})"
+
     options: VirtualServerOptions
 
-    def __str__(self) -> str:
-        return f"add virtual server {describe_virtual_server(self.key)} (scheduler {self.options.scheduler})"
 
-
-class SetVirtualServer(NamedTuple):
+class SetVirtualServer(VirtualServerChange, frozen=True):
     """Change the options; connections stay. Refused: ESRCH if it does not exist, ENOENT as for AddVirtualServer."""
 
-    key: VirtualServerKey
+    words = "edit virtual server {change.server} (scheduler {change.options.scheduler})"
+
     options: VirtualServerOptions
 
-    def __str__(self) -> str:
-        return f"edit virtual server {describe_virtual_server(self.key)} (scheduler {self.options.scheduler})"
 
-
-class DeleteVirtualServer(NamedTuple):
+class DeleteVirtualServer(VirtualServerChange, frozen=True):
     """Delete a virtual server with its real servers. Refused: ESRCH if it does not exist."""
 
-    key: VirtualServerKey
-
-    def __str__(self) -> str:
-        return f"delete virtual server {describe_virtual_server(self.key)}"
+    words = "delete virtual server {change.server}"
 
 
-class AddRealServer(NamedTuple):
+class AddRealServer(RealServerChange, frozen=True):
     """Add a real server by Masq, Route or Tunnel. Refused: EEXIST if it exists, ESRCH without the virtual server."""
 
-    key: VirtualServerKey
-    real_server: RealServerKey
+    words = "add real server {change.endpoint} to {change.server}"
+
     weight: int
     method: str = MASQUERADING
 
-    def __str__(self) -> str:
-        return f"add real server {host_port(*self.real_server)} to {describe_virtual_server(self.key)}"
 
-
-class SetRealServer(NamedTuple):
+class SetRealServer(RealServerChange, frozen=True):
     """Change weight and method; connections stay. Refused: ENOENT if it is missing, ESRCH without virtual server."""
 
-    key: VirtualServerKey
-    real_server: RealServerKey
+    words = "set weight {change.weight} of real server {change.endpoint} of {change.server}"
+
     weight: int
     method: str = MASQUERADING
 
-    def __str__(self) -> str:
-        endpoint = host_port(*self.real_server)
-        return f"set weight {self.weight} of real server {endpoint} of {describe_virtual_server(self.key)}"
 
-
-class DeleteRealServer(NamedTuple):
+class DeleteRealServer(RealServerChange, frozen=True):
     """Delete a real server. Refused: ENOENT if it is missing, ESRCH without the virtual server."""
 
-    key: VirtualServerKey
-    real_server: RealServerKey
-
-    def __str__(self) -> str:
-        return f"delete real server {host_port(*self.real_server)} of {describe_virtual_server(self.key)}"
+    words = "delete real server {change.endpoint} of {change.server}"
 
 
 IpvsChange: TypeAlias = (

@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.digest import Digest
-from kroute.kernel.errors import UNINTELLIGIBLE, Failure, none_if_refused
+from kroute.kernel.errors import UNINTELLIGIBLE, Change, Failure, none_if_refused
 from kroute.kernel.net.routes import delete_kernel_route
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
@@ -85,7 +85,7 @@ class InterfaceAddress(NamedTuple):
         return (self.address, 0, "") if ":" in self.address else (self.address, self.prefix_length, self.peer)
 
 
-class BindAddress(NamedTuple):
+class BindAddress(Change, frozen=True):
     """Add the address (/32, /128) to the interface. Refused: EEXIST if it is bound already, ENODEV without interface.
 
     With an IPv6 address the kernel adds a route of metric 0 to table local, which wins over every other route. Unless
@@ -96,6 +96,8 @@ class BindAddress(NamedTuple):
     a lifetime is deprecated from the start: it serves, but is never the source of the machine's own calls.
     """
 
+    words = "bind {change.address}"
+
     address: str
     keep_kernel_route: bool = False
     lifetime: int = 0
@@ -105,27 +107,22 @@ class BindAddress(NamedTuple):
         """Whether the kernel's route must be deleted."""
         return ":" in self.address and not self.keep_kernel_route
 
-    def __str__(self) -> str:
-        return f"bind {self.address}"
 
-
-class UnbindAddress(NamedTuple):
+class UnbindAddress(Change, frozen=True):
     """Delete the address; the kernel deletes its own route with it. Refused: EADDRNOTAVAIL if it is not bound."""
+
+    words = "unbind {change.address}"
 
     address: str
 
-    def __str__(self) -> str:
-        return f"unbind {self.address}"
 
-
-class RenewAddress(NamedTuple):
+class RenewAddress(Change, frozen=True):
     """Set an address's lifetime to `lifetime` seconds from now. Renew only bound ones: the kernel binds any other."""
+
+    words = "renew {change.address}"
 
     address: str
     lifetime: int
-
-    def __str__(self) -> str:
-        return f"renew {self.address}"
 
 
 AddressChange: TypeAlias = BindAddress | RenewAddress | UnbindAddress

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.digest import Digest
-from kroute.kernel.errors import Failure, KernelError, none_if_refused
+from kroute.kernel.errors import Change, Failure, KernelError, none_if_refused
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
     NLM_F_CREATE,
@@ -68,29 +68,27 @@ class LocalRoute(NamedTuple):
     metric: int
 
 
-class SetLocalRoute(NamedTuple):
+class SetLocalRoute(Change, frozen=True):
     """Make the node use `source` towards the address, whether or not that is bound. There is always a route meanwhile.
 
     Other routes to the address stay, behind ours if they are of IPv4. With `alone`, those with another source go.
     Refused: EINVAL if the source is not an address of this node (IPv6: or still tentative), ENODEV without interface.
     """
 
+    words = "set the source {change.source} on the local route of {change.address}"
+
     address: str
     source: str
     alone: bool = False
 
-    def __str__(self) -> str:
-        return f"set the source {self.source} on the local route of {self.address}"
 
-
-class DeleteLocalRoute(NamedTuple):
+class DeleteLocalRoute(Change, frozen=True):
     """Delete our route. IPv4: the one with this source (None: the first one). Refused: ESRCH if it does not exist."""
+
+    words = "delete the local route of {change.address}"
 
     address: str
     source: str | None = None
-
-    def __str__(self) -> str:
-        return f"delete the local route of {self.address}"
 
 
 RouteChange: TypeAlias = SetLocalRoute | DeleteLocalRoute

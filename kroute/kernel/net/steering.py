@@ -11,9 +11,8 @@ import errno
 import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
-from kroute.kernel.errors import Failure, KernelError, none_if_refused, raise_refusal
+from kroute.kernel.errors import Change, Failure, KernelError, none_if_refused, raise_refusal
 from kroute.kernel.net.policy_routing import (
     FAMILIES,
     FR_ACT_TO_TBL,
@@ -63,7 +62,7 @@ PRIORITY = 90
 """Of the rule: after the kernel's own for table local (0), before those of other programs."""
 
 
-class Steer(NamedTuple):
+class Steer(Change, frozen=True):
     """Deliver marked packets to this address to the node; not `is_wanted`: no longer."""
 
     address: str

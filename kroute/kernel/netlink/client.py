@@ -25,7 +25,7 @@ GENERIC_HEADER = struct.Struct("=BBH")
 """command, version, reserved."""
 
 Parsed = TypeVar("Parsed")
-Change = TypeVar("Change")
+Made = TypeVar("Made")
 
 
 class NetlinkClient:
@@ -59,10 +59,10 @@ class NetlinkClient:
         await self.digests.close()
 
     async def write_each(
-        self, changes: Sequence[Change], encode: Callable[[Change], bytes], tolerated: Container[int] = ()
-    ) -> list[Failure[Change]]:
+        self, changes: Sequence[Made], encode: Callable[[Made], bytes], tolerated: Container[int] = ()
+    ) -> list[Failure[Made]]:
         """Make the changes in order, each by one message; returns those that were refused with another errno."""
-        failures: list[Failure[Change]] = []
+        failures: list[Failure[Made]] = []
         for start in range(0, len(changes), ENCODE_SLICE):
             part = changes[start : start + ENCODE_SLICE]
             refused = await self.netlink.transact([encode(change) for change in part])

@@ -4,6 +4,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from kroute.kernel.errors import Change
 from kroute.kernel.set_elements import element_text
 
 Element: TypeAlias = tuple[str | int, ...]
@@ -93,78 +94,70 @@ class TableState(NamedTuple):
     is_dormant: bool = False
 
 
-class AddTable(NamedTuple):
+class AddTable(Change, frozen=True):
     """Make the table. One that exists is no failure, and is not dormant any more.
 
     Refused: EOPNOTSUPP if the kernel lacks the family.
     """
 
-    def __str__(self) -> str:
-        return "add the table"
+    words = "add the table"
 
 
-class DeleteTable(NamedTuple):
+class DeleteTable(Change, frozen=True):
     """Delete the table with all that it has. Refused: ENOENT if there is none. After AddTable it never is."""
 
-    def __str__(self) -> str:
-        return "delete the table"
+    words = "delete the table"
 
 
-class AddSet(NamedTuple):
+class AddSet(Change, frozen=True):
     """Make a set. Refused: EEXIST if one has the name."""
+
+    words = "add set {change.set.name}"
 
     set: NftSet
 
-    def __str__(self) -> str:
-        return f"add set {self.set.name}"
 
-
-class DeleteSet(NamedTuple):
+class DeleteSet(Change, frozen=True):
     """Delete a set with its elements. Refused: ENOENT if there is none, EBUSY while a rule refers to it."""
 
+    words = "delete set {change.name}"
+
     name: str
 
-    def __str__(self) -> str:
-        return f"delete set {self.name}"
 
-
-class FlushSet(NamedTuple):
+class FlushSet(Change, frozen=True):
     """Delete all elements of a set. Refused: ENOENT if there is no such set."""
 
+    words = "flush set {change.name}"
+
     name: str
 
-    def __str__(self) -> str:
-        return f"flush set {self.name}"
 
-
-class AddChain(NamedTuple):
+class AddChain(Change, frozen=True):
     """Make a chain. Refused: EEXIST if one has the name, ENOENT or EOPNOTSUPP if the kernel lacks the type."""
+
+    words = "add chain {change.chain.name}"
 
     chain: Chain
 
-    def __str__(self) -> str:
-        return f"add chain {self.chain.name}"
 
-
-class DeleteChain(NamedTuple):
+class DeleteChain(Change, frozen=True):
     """Delete a chain. Refused: ENOENT if there is none, EBUSY while it has rules or a rule of another jumps to it."""
 
+    words = "delete chain {change.name}"
+
     name: str
 
-    def __str__(self) -> str:
-        return f"delete chain {self.name}"
 
-
-class FlushChain(NamedTuple):
+class FlushChain(Change, frozen=True):
     """Delete all rules of a chain. Refused: ENOENT if there is no such chain."""
 
+    words = "flush chain {change.name}"
+
     name: str
 
-    def __str__(self) -> str:
-        return f"flush chain {self.name}"
 
-
-class AddRule(NamedTuple):
+class AddRule(Change, frozen=True):
     """Add a rule at its chain's end.
 
     Refused: ENOENT if the chain, or one that the rule jumps to, or a set is missing, or the kernel lacks the
@@ -179,17 +172,16 @@ class AddRule(NamedTuple):
         return f"add a rule{named} to chain {self.rule.chain}"
 
 
-class DeleteRule(NamedTuple):
+class DeleteRule(Change, frozen=True):
     """Delete a rule by its handle, which `read` found. Refused: ENOENT if there is none."""
+
+    words = "delete rule {change.handle} of chain {change.chain}"
 
     chain: str
     handle: int
 
-    def __str__(self) -> str:
-        return f"delete rule {self.handle} of chain {self.chain}"
 
-
-class AddElements(NamedTuple):
+class AddElements(Change, frozen=True):
     """Add elements to a set. Those that the set has are no failure.
 
     Refused: ENOENT if there is no such set, EINVAL for an element that does not fit, EEXIST or ENOTEMPTY for a network
@@ -203,7 +195,7 @@ class AddElements(NamedTuple):
         return f"add {_in_words(self.elements)} to set {self.set.name}"
 
 
-class DeleteElements(NamedTuple):
+class DeleteElements(Change, frozen=True):
     """Delete elements from a set. Refused: ENOENT for one that the set does not have, and if there is no such set."""
 
     set: NftSet

@@ -5,6 +5,8 @@ import errno
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from kroute.kernel.errors import Failure
 from kroute.kernel.netlink.message import text
 from kroute.kernel.nftables.messages import (
@@ -103,7 +105,7 @@ async def _encode_elements(
         try:
             encoded.append((element, encode_element(table.family, change.set.parts, element)))
         except ValueError:
-            unfit.append(Failure(change._replace(elements=(element,)), errno.EINVAL))
+            unfit.append(Failure(msgspec.structs.replace(change, elements=(element,)), errno.EINVAL))
         if number % TURN == 0:
             await asyncio.sleep(0)
     return encoded, unfit
@@ -112,7 +114,7 @@ async def _encode_elements(
 def _piece(table: Table, change: ElementChange, part: list[tuple[Element, bytes]]) -> Piece:
     kind = Message.NEWSETELEM if isinstance(change, AddElements) else Message.DELSETELEM
     message = elements_message(kind, table, change.set.name, (content for _, content in part))
-    return Piece(message, change._replace(elements=tuple(element for element, _ in part)))
+    return Piece(message, msgspec.structs.replace(change, elements=tuple(element for element, _ in part)))
 
 
 def _encode(table: Table, change: NftChange, number: int) -> bytes:
@@ -145,7 +147,7 @@ def portion(changes: Sequence[ElementChange], skip: int, most: int) -> list[Elem
             skip -= size
             continue
         taken = change.elements[skip : skip + most]
-        found.append(change._replace(elements=taken))
+        found.append(msgspec.structs.replace(change, elements=taken))
         skip = 0
         most -= len(taken)
         if not most:
@@ -161,7 +163,7 @@ def without(changes: Sequence[ElementChange], refused: Sequence[Failure[NftChang
     for change in changes:
         of_change = type(change), change.set
         if left := tuple(element for element in change.elements if (*of_change, element) not in gone):
-            kept.append(change._replace(elements=left))
+            kept.append(msgspec.structs.replace(change, elements=left))
     return kept
 
 

@@ -105,7 +105,8 @@ class TestTheVipBites:
         [vip_comes], ports_come = order(node, [VIP]), order(node, entries)
         assert max(ports_come) < vip_comes
         await node.apply(*(plan(f"s{port}", 50 + port) for port in ports))
-        [vip_goes], ports_go = order(node, [DeleteEntry(*VIP)]), order(node, [DeleteEntry(*entry) for entry in entries])
+        [vip_goes] = order(node, [DeleteEntry(VIP.set, VIP.element)])
+        ports_go = order(node, [DeleteEntry(entry.set, entry.element) for entry in entries])
         assert vip_goes < min(ports_go)
 
     async def test_no_more_once_the_address_is_the_nodes_own(self, tmp_path: Path) -> None:
