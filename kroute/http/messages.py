@@ -7,6 +7,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
+import msgspec
 
 LONGEST_HEAD = 16 << 10
 """Bytes of a request line with all its fields. Servers take 8 KiB and more; what asks here sends some hundred."""
@@ -35,21 +36,17 @@ class Request:
         return dict(reversed(parse_qsl(self._query, keep_blank_values=True)))
 
 
-class Response:
+class Response(msgspec.Struct):
     """An answer; its headers are complete but for those that `ServerExchange.answer` adds."""
 
-    def __init__(
-        self,
-        status: HTTPStatus = HTTPStatus.OK,
-        body: bytes = b"",
-        content_type: str = "",
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        self.status = status
-        self.body = body
-        self.headers = dict(headers or {})
-        if content_type:
-            self.headers["Content-Type"] = content_type
+    status: HTTPStatus = HTTPStatus.OK
+    body: bytes = b""
+    content_type: str = ""
+    headers: Mapping[str, str] = {}
+
+    def __post_init__(self) -> None:
+        of_body = {"Content-Type": self.content_type} if self.content_type else {}
+        self.headers = {**self.headers, **of_body}
 
 
 def text(status: HTTPStatus, sentence: str) -> Response:

@@ -107,7 +107,9 @@ async def open_kernel(
         for client in contexts:
             await stack.enter_async_context(client)
         is_writer = {"addresses", "routes"} <= set(only)
-        own = OwnPorts(addresses.port, routes.port) if is_writer else None  # a start makes several events a VIP
+        own = (
+            OwnPorts(addresses.netlink.port, routes.netlink.port) if is_writer else None
+        )  # a start makes several events a VIP
         yield NodeKernel(
             links=links,
             ipvs=ipvs,
@@ -122,7 +124,7 @@ async def open_kernel(
             version=kernel_version(),
             monitor=partial(Monitor, own=own),
             nft=nft,
-            sockets={name: client.statistics for name, client in opened.items()},
+            sockets={name: client.netlink.statistics for name, client in opened.items()},
         )
 
 

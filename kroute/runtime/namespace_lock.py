@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
-from typing import NamedTuple
 
 import structlog
 
@@ -46,11 +45,6 @@ class NamespaceInUseError(Exception):
     """Another kroute of this role runs in this network namespace."""
 
 
-class _Holder(NamedTuple):
-    process: int  # 0 if its process namespace is not visible from here
-    user: int
-
-
 @contextmanager
 def hold(role: LockRole) -> Iterator[None]:
     """Hold the lock of the role. The kernel releases it when the process ends. Raises NamespaceInUseError or OSError.
@@ -63,9 +57,9 @@ def hold(role: LockRole) -> Iterator[None]:
             name = f"\0{PREFIX}-{role}-{number}"
             if held is None and (held := _bound(name)) is not None:
                 continue
-            holder = _holder(name)
-            if holder is not None and holder.user in {0, os.geteuid()}:
-                raise NamespaceInUseError(_sentence(role, holder))
+            process, user = _holder(name) or (0, None)
+            if user in {0, os.geteuid()}:
+                raise NamespaceInUseError(_sentence(role, process))
         if held is None:
             log.warning(
                 "namespace_lock.unavailable",
@@ -94,8 +88,11 @@ def _bound(name: str) -> socket.socket | None:
     return lock
 
 
-def _holder(name: str) -> _Holder | None:
-    """The holder of a name, or None if there is none or it cannot be found out."""
+def _holder(name: str) -> tuple[int, int] | None:
+    """The process that holds a name, and its user; None if there is none or it cannot be found out.
+
+    The process is 0 if its process namespace is not visible from here.
+    """
     for pause in (*_LISTENS_WITHIN, 0.0):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as question:
             try:
@@ -110,7 +107,7 @@ def _holder(name: str) -> _Holder | None:
             process, user, _ = _CREDENTIALS.unpack(
                 question.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             )
-            return _Holder(process, user)
+            return process, user
     return None
 
 
@@ -123,10 +120,10 @@ def _is_taken(name: str) -> bool:
     return False
 
 
-def _sentence(role: LockRole, holder: _Holder) -> str:
-    process = f"process {holder.process}" if holder.process else "a process that is not visible from here"
+def _sentence(role: LockRole, process: int) -> str:
+    holder = f"process {process}" if process else "a process that is not visible from here"
     return (
-        f"kroute's {role} is already running in this network namespace ({process}), with another state directory: "
+        f"kroute's {role} is already running in this network namespace ({holder}), with another state directory: "
         "stop it first, or give its --state-dir"
     )
 

@@ -84,7 +84,7 @@ class MetricsPort:
             response = Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
         else:
             response = await self._page(request)
-        response.headers.update(_HEADERS)
+        response.headers = {**response.headers, **_HEADERS}
         return response
 
     async def _page(self, request: Request) -> Response:

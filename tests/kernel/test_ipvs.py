@@ -124,13 +124,13 @@ async def test_thousands_are_written_and_read(node: RealNode) -> None:
     for key in keys:
         changes.append(AddVirtualServer(key, VirtualServerOptions()))
         changes += [AddRealServer(key, (f"10.1.0.{number}", 8080), 1) for number in range(1, 3)]
-    before = node.ipvs.statistics.sends
+    before = node.ipvs.netlink.statistics.sends
     assert await node.ipvs.write(changes) == []
-    assert node.ipvs.statistics.sends - before <= len(changes) / LEAST_MESSAGES
+    assert node.ipvs.netlink.statistics.sends - before <= len(changes) / LEAST_MESSAGES
     found = await node.ipvs.read()
     assert set(found) == set(keys)
     assert all(set(state.real_servers) == {("10.1.0.1", 8080), ("10.1.0.2", 8080)} for state in found.values())
-    assert node.ipvs.statistics.messages > len(changes)
+    assert node.ipvs.netlink.statistics.messages > len(changes)
 
 
 LEAVES_OUT = (6, 1)

@@ -12,7 +12,7 @@ from kroute.kernel.netlink.message import (
     text,
     to_u16,
 )
-from kroute.kernel.netlink.netlink_socket import RECEIVE_BUFFER, DigestSocket, NetlinkSocket, NetlinkStatistics
+from kroute.kernel.netlink.netlink_socket import RECEIVE_BUFFER, DigestSocket, NetlinkSocket
 
 ENCODE_SLICE = 256
 """How many changes are encoded before other tasks run."""
@@ -40,15 +40,6 @@ class NetlinkClient:
     def __init__(self) -> None:
         self.netlink = NetlinkSocket(self.protocol, receive_buffer=self.receive_buffer)
         self.digests = DigestSocket(self.protocol)
-
-    @property
-    def statistics(self) -> NetlinkStatistics:
-        return self.netlink.statistics
-
-    @property
-    def port(self) -> int:
-        """The number that the kernel gives the open socket, also in the events that its changes cause."""
-        return self.netlink.port
 
     async def open(self) -> None:
         """Open the socket in the network namespace of the calling thread."""
