@@ -236,7 +236,6 @@ class MonitorFactory(Protocol):
         *,
         only_interface: str | None = None,
         except_interface: str | None = None,
-        addresses: bool = True,
         other_addresses: bool = False,
         routes: bool = True,
     ) -> EventSource:

@@ -15,7 +15,6 @@ class FakeMonitor(FakeClient):
         *,
         only_interface: str | None = None,
         except_interface: str | None = None,
-        addresses: bool = True,
         other_addresses: bool = False,
         routes: bool = True,
     ) -> None:
@@ -23,7 +22,6 @@ class FakeMonitor(FakeClient):
         self._other_addresses = other_addresses
         self._only = only_interface
         self._except = except_interface
-        self._addresses = addresses
         self._routes = routes
         self._queue = MonitorQueue()
 
@@ -47,8 +45,6 @@ class FakeMonitor(FakeClient):
         if isinstance(event, Overrun):
             return True
         if isinstance(event, RouteEvent) and not self._routes:
-            return False
-        if isinstance(event, AddressEvent) and not self._addresses:
             return False
         if isinstance(event, AddressEvent) and self._other_addresses:
             return event.interface != self._only

@@ -256,14 +256,6 @@ class MonitorContract:
                 events += await monitor.next()
         assert events == [RouteEvent(False, "d0", VIP, NODE_IP, 0), RouteEvent(True, "d0", VIP, NODE_IP, 0)]
 
-    async def test_who_does_not_ask_for_addresses_is_told_of_none(self, node: Node) -> None:
-        async with node.monitor(only="d0", addresses=False) as monitor:
-            await node.addresses.write("d0", [BindAddress(VIP), UnbindAddress(VIP)])
-            events: list[Event | Overrun] = []
-            while len(events) < 2:
-                events += await monitor.next()
-        assert events == [RouteEvent(False, "d0", VIP, VIP, 0), RouteEvent(True, "d0", VIP, VIP, 0)]
-
     async def test_links_are_reported(self, node: Node) -> None:
         async with node.monitor(only="d1") as monitor:
             await node.links.create_dummy("d1")

@@ -83,10 +83,8 @@ class RealNode:
     async def close(self) -> None:
         await self._stack.aclose()
 
-    def monitor(
-        self, *, only: str | None = None, except_: str | None = None, addresses: bool = True, routes: bool = True
-    ) -> Monitor:
-        return Monitor(only_interface=only, except_interface=except_, addresses=addresses, routes=routes)
+    def monitor(self, *, only: str | None = None, except_: str | None = None, routes: bool = True) -> Monitor:
+        return Monitor(only_interface=only, except_interface=except_, routes=routes)
 
     @property
     def kernel_version(self) -> tuple[int, int]:
@@ -160,12 +158,8 @@ class FakeNode:
     async def close(self) -> None:
         await self._stack.aclose()
 
-    def monitor(
-        self, *, only: str | None = None, except_: str | None = None, addresses: bool = True, routes: bool = True
-    ) -> FakeMonitor:
-        return FakeMonitor(
-            self.kernel, only_interface=only, except_interface=except_, addresses=addresses, routes=routes
-        )
+    def monitor(self, *, only: str | None = None, except_: str | None = None, routes: bool = True) -> FakeMonitor:
+        return FakeMonitor(self.kernel, only_interface=only, except_interface=except_, routes=routes)
 
     @property
     def kernel_version(self) -> tuple[int, int]:

@@ -48,7 +48,8 @@ async def test_an_interface_that_is_made_again_keeps_its_name(node: RealNode) ->
 
 
 async def test_what_the_own_sockets_change_is_not_reported_but_what_the_kernel_and_others_do_is(node: RealNode) -> None:
-    async with Monitor(only_interface="d0", own=OwnPorts(node.addresses.netlink.port, node.routes.netlink.port)) as monitor:
+    own = OwnPorts(node.addresses.netlink.port, node.routes.netlink.port)
+    async with Monitor(only_interface="d0", own=own) as monitor:
         await node.routes.write("d0", [SetLocalRoute("10.0.0.1", NODE_IP)])
         await node.addresses.write("d0", [BindAddress("10.0.0.1"), BindAddress("10.0.0.2"), UnbindAddress("10.0.0.2")])
         await node.addresses.write("d0", [BindAddress("fd00:9::1", keep_kernel_route=False)])

@@ -106,9 +106,9 @@ class Monitor(NetlinkClient):
     """The events of the calling process's network namespace, from `open()` on.
 
     `only_interface` keeps only the events of one interface. `except_interface` drops the address and route events of
-    one. `routes=False` subscribes to no route events, `addresses=False` to no address events. With `other_addresses`
-    the address events are those of all interfaces but `only_interface`. The kernel drops what the sockets `own` have
-    changed, where the event says so (not of IPv6 addresses), before anybody is woken for it.
+    one. `routes=False` subscribes to no route events. With `other_addresses` the address events are those of all
+    interfaces but `only_interface`. The kernel drops what the sockets `own` have changed, where the event says so (not
+    of IPv6 addresses), before any program is woken for it.
     """
 
     protocol = NETLINK_ROUTE
@@ -120,7 +120,6 @@ class Monitor(NetlinkClient):
         *,
         only_interface: str | None = None,
         except_interface: str | None = None,
-        addresses: bool = True,
         other_addresses: bool = False,
         routes: bool = True,
         own: OwnPorts | None = None,
@@ -129,11 +128,8 @@ class Monitor(NetlinkClient):
         self._other_addresses = other_addresses
         self._only = only_interface
         self._except = except_interface
-        self._groups = [GROUP_LINK]
-        if addresses:
-            self._groups += [GROUP_IPV4_ADDRESS, GROUP_IPV6_ADDRESS]
-        if routes:
-            self._groups += [GROUP_IPV4_ROUTE, GROUP_IPV6_ROUTE]
+        of_routes = [GROUP_IPV4_ROUTE, GROUP_IPV6_ROUTE] if routes else []
+        self._groups = [GROUP_LINK, GROUP_IPV4_ADDRESS, GROUP_IPV6_ADDRESS, *of_routes]
         self._filter = except_of(own) if own is not None else []
         self._names: dict[int, str] = {}
 

@@ -154,9 +154,9 @@ def attributes(payload: bytes, offset: int = 0) -> dict[int, bytes]:
     return found
 
 
-def iterate_attributes(payload: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """The attributes that start at `offset`, in order, as (type without flags, contents)."""
-    end = len(payload)
+def iterate_attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
+    """The attributes in order, as (type without flags, contents)."""
+    offset, end = 0, len(payload)
     while offset + 4 <= end:
         length, kind = _ATTRIBUTE.unpack_from(payload, offset)
         if length < 4:

@@ -100,13 +100,13 @@ def payload_of(request: bytes) -> bytes:
 def virtual_server(key: tuple[int, str, int]) -> bytes:
     payload = payload_of(messages.encode_change(0x20, AddVirtualServer(key, VirtualServerOptions("mh", 8, 60, 32))))
     counters = b"".join(attribute(kind, bytes(8)) for kind in range(1, 11))
-    inner = next(contents for _, contents in iterate_attributes(payload, GENERIC_HEADER.size))
+    inner = next(contents for _, contents in iterate_attributes(payload[GENERIC_HEADER.size :]))
     return payload[: GENERIC_HEADER.size] + nested(messages.ATTR_SERVICE, inner, nested(messages.SVC_STATS64, counters))
 
 
 def real_server(key: tuple[int, str, int], address: str) -> bytes:
     payload = payload_of(messages.encode_change(0x20, AddRealServer(key, (address, 8080), 100)))
-    found = dict(iterate_attributes(payload, GENERIC_HEADER.size))
+    found = dict(iterate_attributes(payload[GENERIC_HEADER.size :]))
     counts = u32(messages.DEST_ACTIVE_CONNS, 5) + u32(messages.DEST_INACT_CONNS, 7)
     return payload[: GENERIC_HEADER.size] + nested(messages.ATTR_DEST, found[messages.ATTR_DEST], counts)
 

@@ -127,7 +127,7 @@ def test_what_is_encoded_is_decoded(key: tuple[int, str, int], options: VirtualS
 
 def test_timeouts_of_zero_are_not_sent() -> None:
     encoded = encode_timeouts(31, 600, 0, 100)
-    sent = list(iterate_attributes(encoded, HEADER.size + GENERIC_HEADER.size))
+    sent = list(iterate_attributes(encoded[HEADER.size + GENERIC_HEADER.size :]))
     assert sent == [(4, struct.pack("=I", 600)), (6, struct.pack("=I", 100))]
 
 

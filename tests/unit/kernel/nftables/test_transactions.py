@@ -39,7 +39,7 @@ async def test_the_longest_elements_fit_into_a_message() -> None:
     ranges = NftSet("source-network", ("ip", "port", "net"))
     longest = tuple((f"fd00::{it:x}", 6, 80, f"fd00:{it:x}::/64") for it in range(1, MESSAGE_ELEMENTS + 1))
     pieces, _unfit = await encode(T6, [AddTable(), AddElements(ranges, longest)])
-    [(_kind, listed)] = [it for it in iterate_attributes(pieces[1].message, 20) if it[0] == 3]
+    [(_kind, listed)] = [it for it in iterate_attributes(pieces[1].message[20:]) if it[0] == 3]
     assert len(listed) <= 0xFFFF - 4
     assert len(parse_keys(pieces[1].message[16:])) == MESSAGE_ELEMENTS
 
