@@ -211,14 +211,15 @@ class Ipset(NetlinkClient):
                 failures.append(Failure(change, IPSET_ERR_TYPE_MISMATCH))
             else:
                 command = CMD_ADD if isinstance(change, AddEntry) else CMD_DEL
-                messages.append(entry_message(command, change.set, entry))
+                messages.append(message(NFNL_SUBSYS_IPSET << 8 | command, 0, _entry_head(change.set) + entry))
                 sent.append(change)
         refused = await self.netlink.transact(messages)
         return failures + [Failure(sent[index], number) for index, number in refused.items()]
 
     async def _newest_revision(self, definition: SetDefinition) -> int:
         """The newest revision that the kernel has of the set type. The kernel loads the type's module to answer."""
-        query = encode_type_query(definition.type, definition.family)
+        type_and_family = text(ATTR_TYPENAME, definition.type), u8(ATTR_FAMILY, definition.family)
+        query = set_message(CMD_TYPE, 0, *type_and_family, family=definition.family)
         try:
             return only(await self.netlink.request(query, parse_type))
         except KernelError as error:
@@ -244,11 +245,6 @@ def _entry_head(name: str) -> bytes:
     return NFNETLINK_HEADER.pack(AF_INET, 0, 0) + u8(ATTR_PROTOCOL, PROTOCOL_VERSION) + set_name(name)
 
 
-def entry_message(command: int, name: str, entry: bytes) -> bytes:
-    """The request to add an encoded entry to a set (CMD_ADD), or to delete it (CMD_DEL)."""
-    return message(NFNL_SUBSYS_IPSET << 8 | command, 0, _entry_head(name) + entry)
-
-
 def set_name(name: str) -> bytes:
     """The attribute that names the set."""
     return text(ATTR_SETNAME, name)
@@ -262,13 +258,8 @@ def encode_create(definition: SetDefinition, revision: int) -> bytes:
     return set_name(definition.name) + kind + nested(ATTR_DATA, sizes)
 
 
-def encode_type_query(type_name: str, family: int) -> bytes:
-    """The request for the newest revision that the kernel has of a set type."""
-    return set_message(CMD_TYPE, 0, text(ATTR_TYPENAME, type_name), u8(ATTR_FAMILY, family), family=family)
-
-
 def parse_type(payload: bytes) -> int:
-    """The answer to `encode_type_query`: the newest revision."""
+    """The newest revision of a set type, in the answer to CMD_TYPE."""
     return attributes(payload, NFNETLINK_HEADER.size)[ATTR_REVISION][0]
 
 
@@ -346,7 +337,7 @@ def _fields(words: tuple[str, ...], entry: dict[int, bytes]) -> Iterator[str | i
             yield to_be16(entry[ENTRY_PORT])
             continue
         kind, prefix_kind = next(address_kinds)
-        address = _decode_address(entry[kind])
+        address = unpack_address(entry[kind][4:])  # behind the header of the one attribute inside
         if word == "net":
             prefix = entry[prefix_kind][0] if prefix_kind in entry else (128 if ":" in address else 32)
             address = f"{address}/{prefix}"
@@ -358,8 +349,3 @@ def _encode_address(kind: int, address: str) -> bytes:
         packed = inet_pton(AF_INET6, address)
         return _ADDRESS6.pack(24, kind | NLA_F_NESTED, 20, IPADDR_IPV6 | NLA_F_NET_BYTEORDER, packed)
     return _ADDRESS4.pack(12, kind | NLA_F_NESTED, 8, IPADDR_IPV4 | NLA_F_NET_BYTEORDER, inet_pton(AF_INET, address))
-
-
-def _decode_address(payload: bytes) -> str:
-    """Skip the header of the one attribute inside, which holds just the address."""
-    return unpack_address(payload[4:])

@@ -103,10 +103,6 @@ def table_message(kind: Message, flags: int, table: Table, *parts: bytes) -> byt
     return query(kind, flags, text(TABLE_NAME, table.name), *parts, family=table.family)
 
 
-def new_table(table: Table) -> bytes:
-    return table_message(Message.NEWTABLE, NLM_F_CREATE, table, be32(TABLE_FLAGS, 0))
-
-
 def parse_is_dormant(payload: bytes) -> bool:
     flags = attributes(payload, NFNETLINK_HEADER.size).get(TABLE_FLAGS, b"")
     return bool(int.from_bytes(flags, "big") & DORMANT)

@@ -53,7 +53,7 @@ def key_type(family: int, parts: Sequence[str]) -> int:
 @lru_cache(64)
 def key_length(family: int, parts: tuple[str, ...]) -> int:
     """Bytes of the key."""
-    return sum(_padded(length) for _kind, length in fields(family, parts))
+    return sum((length + 3) & ~3 for _kind, length in fields(family, parts))
 
 
 def flags_of(parts: Sequence[str]) -> int:
@@ -153,7 +153,3 @@ def _network(first: bytes, last: bytes) -> str:
     if hosts & (hosts + 1) or low & hosts:
         return f"{ip_address(first)}-{ip_address(last)}"
     return f"{ip_address(first)}/{size - hosts.bit_length()}"
-
-
-def _padded(length: int) -> int:
-    return (length + 3) & ~3

@@ -8,13 +8,14 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.kernel.errors import Failure
-from kroute.kernel.netlink.message import text
+from kroute.kernel.netlink.message import NLM_F_CREATE, be32, text
 from kroute.kernel.nftables.messages import (
     CHAIN_NAME,
     LIST_SET,
     MESSAGE_ELEMENTS,
     RULE_CHAIN,
     SET_NAME,
+    TABLE_FLAGS,
     Message,
     del_rule,
     elements_message,
@@ -22,7 +23,6 @@ from kroute.kernel.nftables.messages import (
     new_chain,
     new_rule,
     new_set,
-    new_table,
     table_message,
 )
 from kroute.kernel.nftables.objects import (
@@ -121,7 +121,7 @@ def _encode(table: Table, change: NftChange, number: int) -> bytes:
     encoded = b""
     match change:
         case AddTable():
-            encoded = new_table(table)
+            encoded = table_message(Message.NEWTABLE, NLM_F_CREATE, table, be32(TABLE_FLAGS, 0))
         case DeleteTable():
             encoded = table_message(Message.DELTABLE, 0, table)
         case AddSet(definition):

@@ -248,7 +248,10 @@ class PodNetwork:
         bound = {address for address in bound if not address.startswith("fe80:")}
         added, removed = sorted(wanted - bound), sorted(bound - wanted)
         await self._write([encode_unbind(link.ifindex, vip) for vip in removed], "unbind VIPs", {errno.EADDRNOTAVAIL})
-        await self._write([encode_vip(link.ifindex, vip) for vip in added], "bind VIPs", {errno.EEXIST})
+        # never the source of the pod's own calls: an IPv4 VIP by its scope, an IPv6 one as it is deprecated
+        lifetime = FOREVER if self._family == socket.AF_INET6 else 0
+        bindings = [encode_bind(link.ifindex, vip, lifetime, scope=RT_SCOPE_HOST) for vip in added]
+        await self._write(bindings, "bind VIPs", {errno.EEXIST})
         return [*(f"VIP {vip}" for vip in added), *(f"surplus {vip}" for vip in removed)]
 
     async def _routing(
@@ -367,11 +370,6 @@ def encode_conf(index: int, number: int, value: int) -> bytes:
     """Set an IPv4 setting of one link."""
     conf = nested(IFLA_AF_SPEC, nested(socket.AF_INET, nested(IFLA_INET_CONF, u32(number, value))))
     return set_link(index, conf)
-
-
-def encode_vip(index: int, vip: str) -> bytes:
-    """Add a VIP that is never the source of the pod's own calls: IPv4 by its scope, IPv6 as it is deprecated."""
-    return encode_bind(index, vip, FOREVER if ":" in vip else 0, scope=RT_SCOPE_HOST)
 
 
 def rule_from(vip: str) -> bytes:
