@@ -28,7 +28,7 @@ _AT_EXIT = 1.0
 
 
 class NonBlockingStream(io.TextIOBase):
-    """Text for one descriptor, which is written by a thread: who writes here never waits.
+    """Text for one descriptor, which is written by a thread: a caller never waits.
 
     `tell` is called with the number of writes that were dropped, once there is room to say it. `dropped` counts all of
     them.

@@ -1,6 +1,6 @@
-"""A listening socket that gives every client its share: who asks too often is closed before anything is made for it.
+"""A listening socket that gives every client its share: connections beyond it are closed at once.
 
-The event loop is never the victim of those who ask: no client gets more than its share, and all together no more than
+The event loop is never the victim of its clients: none of them gets more than its share, and all together no more than
 the process can answer beside its work.
 """
 

@@ -39,13 +39,12 @@ class DirectoryChanges:
     async def __aenter__(self) -> Self:
         libc = ctypes.CDLL(None, use_errno=True)
         self._descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._descriptor < 0:
-            raise self._error()
         path = os.fsencode(self._directory)
-        if libc.inotify_add_watch(self._descriptor, path, _EVENTS | IN_ONLYDIR) < 0:
-            error = self._error()
-            os.close(self._descriptor)
-            raise error
+        if self._descriptor < 0 or libc.inotify_add_watch(self._descriptor, path, _EVENTS | IN_ONLYDIR) < 0:
+            number = ctypes.get_errno()
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            raise OSError(number, os.strerror(number), str(self._directory))
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -94,7 +93,3 @@ class DirectoryChanges:
         except (OSError, ValueError):  # mostly because it was deleted already
             return False
         return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
-
-    def _error(self) -> OSError:
-        number = ctypes.get_errno()
-        return OSError(number, os.strerror(number), str(self._directory))

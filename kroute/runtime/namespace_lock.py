@@ -26,7 +26,7 @@ NAMES = 8
 """The number of names for each role."""
 
 _QUEUE = 128
-"""How many connections may wait. Further ones cannot find out who holds the name."""
+"""How many connections may wait. Further ones cannot find out which process holds the name."""
 _EMPTY_EVERY = 1.0
 """Seconds between two times that the waiting connections are closed."""
 _LISTENS_WITHIN = (0.01, 0.05)

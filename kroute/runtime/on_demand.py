@@ -1,4 +1,4 @@
-"""Objects whose modules are loaded when somebody first asks for them, as few agents are asked."""
+"""Objects whose modules are loaded when they are first asked for, as few agents are asked."""
 
 import asyncio
 from collections.abc import Callable

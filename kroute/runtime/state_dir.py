@@ -67,9 +67,9 @@ class StateDirectory:
             StateDirectoryError: the directory cannot be made.
         """
         with ExitStack() as stack:
-            descriptor = _lock(path)
-            stack.callback(os.close, descriptor)
             try:
+                descriptor = _lock(path)
+                stack.callback(os.close, descriptor)
                 stack.enter_context(namespace_lock.hold(role))
                 os.truncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -101,12 +101,9 @@ def is_agent_ready(path: Path) -> bool:
 
 
 def _lock(path: Path) -> int:
-    """A descriptor that holds the lock of the directory, which is created if need be."""
-    try:
-        path.mkdir(mode=0o755, parents=True, exist_ok=True)
-        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StateDirectoryError(f"cannot use the state directory {path}: {error.strerror}") from error
+    """A descriptor that holds the lock of the directory, which is created if need be. Raises OSError."""
+    path.mkdir(mode=0o755, parents=True, exist_ok=True)
+    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

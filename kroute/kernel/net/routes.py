@@ -4,7 +4,7 @@ What the kernel does with table local, measured on Linux 6.1 (tests/kernel/contr
 - IPv4: routes to one address form a list, of which the first wins. A route that was added before the address stays
   first. With an address the kernel deletes its own route (source = the address), but not ours. When an interface loses
   its last IPv4 address, the kernel deletes all its IPv4 routes and sends no event. `replace` changes the first route,
-  whoever made it. It is refused (EEXIST) when an equal route is in the list behind that.
+  whichever program made it. It is refused (EEXIST) when an equal route is in the list behind that.
 - IPv6: the metric decides. The kernel's own route has metric 0, which a route of ours cannot have. A deletion can name
   neither metric 0 (0 means any) nor a source. So only the protocol tells the two apart: ours is `static`.
 """

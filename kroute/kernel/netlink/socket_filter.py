@@ -1,4 +1,4 @@
-"""Programs in classic BPF by which the kernel drops datagrams of a socket before anybody is woken for them.
+"""Programs in classic BPF by which the kernel drops datagrams of a socket before a program is woken for them.
 
 See Documentation/networking/filter.rst of Linux and include/uapi/linux/filter.h.
 """

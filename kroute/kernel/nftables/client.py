@@ -1,8 +1,8 @@
 """The client of nf_tables: transactions, and what the kernel has.
 
 The kernel numbers its generations: each transaction that changes something, of any program in the network namespace,
-makes the next one. What this client commits itself it learns from the kernel's echo, so it can tell whether somebody
-else has committed anything.
+makes the next one. What this client commits itself it learns from the kernel's echo, so it can tell whether another
+program has committed anything.
 """
 
 import asyncio

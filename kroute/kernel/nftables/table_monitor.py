@@ -78,17 +78,17 @@ class TableMonitor(NetlinkClient):
         It also returns when events were lost. Raises KernelError when the socket fails.
         """
         while True:
-            who = await self._take()
-            if who:
-                return who
+            program = await self._take()
+            if program:
+                return program
             await asyncio.sleep(0 if self._is_more_waiting else PAUSE)
 
     async def _take(self) -> str:
-        who = ""
+        program = ""
         datagrams = await self.netlink.receive_waiting(DATAGRAMS_A_TURN, "nf_tables")
         try:
             for datagram in datagrams or ():
-                who = self._read(datagram) or who
+                program = self._read(datagram) or program
         except UNINTELLIGIBLE:
             self.netlink.drain()
             datagrams = None
@@ -96,21 +96,21 @@ class TableMonitor(NetlinkClient):
             self._is_changed = False
             return UNKNOWN
         self._is_more_waiting = len(datagrams) == DATAGRAMS_A_TURN
-        return who
+        return program
 
     def _read(self, datagram: bytes) -> str:
         """The program that has changed one of the tables, if its transaction ends in this datagram; else ""."""
-        who = ""
+        program = ""
         if not self._is_changed and not any(name in datagram for name in self._names):
-            return who
+            return program
         for kind, _flags, _sequence, payload in iterate_messages(datagram):
             if type_of(kind) == Message.NEWGEN:
                 if self._is_changed:
-                    who = parse_generation(payload)[1]
+                    program = parse_generation(payload)[1]
                 self._is_changed = False
             elif not self._is_changed:
                 self._is_changed = self._is_about_ours(payload)
-        return who
+        return program
 
     def _is_about_ours(self, payload: bytes) -> bool:
         """Whether an event is about one of the tables: its name is the first attribute of every event."""

@@ -18,7 +18,7 @@ from kroute.kernel.pods.pod_network import KINDS, PodNetwork, PodTunnel
 from kroute.kernel.sysctl import PROC_SYS, Sysctls
 
 PATIENCE = 5.0
-"""Seconds for the work in one pod's namespace, where somebody may change things all the time."""
+"""Seconds for the work in one pod's namespace, where a process may change things all the time."""
 LINKS = {family: kind.link for family, kind in KINDS.items()}
 
 

@@ -151,7 +151,7 @@ class PodTunnel(NamedTuple):
 def greatest_segment(mtu: int, kind: TunnelKind) -> int:
     """The MSS, in bytes, that leaves room for the outer header; 0, which is the kernel's own, if there is no room.
 
-    Whoever is in the pod may give its link any MTU. The kernel keeps no greater MSS than MOST_SEGMENT.
+    A process in the pod may give its link any MTU. The kernel keeps no greater MSS than MOST_SEGMENT.
     """
     return min(max(0, mtu - kind.overhead - kind.headers), MOST_SEGMENT)
 
@@ -356,7 +356,7 @@ def parse_link(payload: bytes) -> PodLink:
 def encode_create(kind: TunnelKind, local: str, group: int) -> bytes:
     """Make a tunnel that takes packets of any sender to this address. It is down, and sends nothing itself.
 
-    Of what says who made it only the group is taken in this message; the alias is not.
+    Of what says which program made it only the group is taken in this message; the alias is not.
     """
     tunnel = attribute(IFLA_IPTUN_LOCAL, pack_address(local)) + u8(IFLA_IPTUN_PROTO, kind.protocol)
     if kind.kind == "ip6tnl":
