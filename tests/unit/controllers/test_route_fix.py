@@ -51,7 +51,7 @@ async def test_all_routes_follow_a_changed_node_address(tmp_path: Path) -> None:
     node.kernel.add_address("eth0", OTHER, 24)
     changed = [server(vip, 80) for vip in ("10.96.0.1", "10.96.0.2", "fd00::1")]
     await node.apply(plan("web", 2, *changed, source=OTHER))
-    assert sorted(node.kernel.writes) == [SetLocalRoute("10.96.0.1", OTHER), SetLocalRoute("10.96.0.2", OTHER)]
+    assert sorted(node.kernel.writes, key=str) == [SetLocalRoute("10.96.0.1", OTHER), SetLocalRoute("10.96.0.2", OTHER)]
     assert sources(node, "10.96.0.1")[0] == sources(node, "10.96.0.2")[0] == OTHER
 
 
@@ -89,7 +89,7 @@ async def test_a_deleted_route_is_back_at_once(tmp_path: Path) -> None:
     node.kernel.drop_route(DUMMY, LocalRoute("10.96.0.1", NODE_IPV4, 0))
     node.kernel.drop_route(DUMMY, LocalRoute("fd00::1", NODE_IPV6, IPV6_METRIC))
     await node.settle()
-    assert sorted(node.kernel.writes) == [SetLocalRoute("10.96.0.1", NODE_IPV4), SetLocalRoute("fd00::1", NODE_IPV6)]
+    assert sorted(node.kernel.writes, key=str) == [SetLocalRoute("10.96.0.1", NODE_IPV4), SetLocalRoute("fd00::1", NODE_IPV6)]
     assert node.route_fix.statistics().repairs == 2
 
 
