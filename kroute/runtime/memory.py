@@ -69,7 +69,6 @@ class GcTuning:
         self._has_loaded = False
         self._plans = 0
         self._started = 0.0
-        self._usual = gc.get_threshold()
 
     def __enter__(self) -> Self:
         """Freeze the imported objects. Until `loaded`, new objects are collected, and seldom."""
@@ -110,14 +109,17 @@ class GcTuning:
 
 def return_large_blocks() -> None:
     """Always return large blocks when they are freed, and keep smaller ones. Does nothing without glibc."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGE)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT)
+    _call("mallopt", _M_MMAP_THRESHOLD, _LARGE)
+    _call("mallopt", _M_TRIM_THRESHOLD, _KEPT)
 
 
 def return_free_pages() -> None:
     """Return every page that holds nothing (malloc_trim(3)). Takes some milliseconds. Does nothing without glibc."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
+    _call("malloc_trim", 0)
+
+
+def _call(name: str, *arguments: int) -> None:
+    """Call a function of glibc's, if this is glibc."""
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        function(*arguments)
