@@ -89,7 +89,10 @@ async def test_a_deleted_route_is_back_at_once(tmp_path: Path) -> None:
     node.kernel.drop_route(DUMMY, LocalRoute("10.96.0.1", NODE_IPV4, 0))
     node.kernel.drop_route(DUMMY, LocalRoute("fd00::1", NODE_IPV6, IPV6_METRIC))
     await node.settle()
-    assert sorted(node.kernel.writes, key=str) == [SetLocalRoute("10.96.0.1", NODE_IPV4), SetLocalRoute("fd00::1", NODE_IPV6)]
+    assert sorted(node.kernel.writes, key=str) == [
+        SetLocalRoute("10.96.0.1", NODE_IPV4),
+        SetLocalRoute("fd00::1", NODE_IPV6),
+    ]
     assert node.route_fix.statistics().repairs == 2
 
 

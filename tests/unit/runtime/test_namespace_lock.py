@@ -61,9 +61,9 @@ def test_whoever_is_neither_root_nor_us_is_passed_over(monkeypatch: pytest.Monke
         ours = os.getuid()
         real = namespace_lock._holder
 
-        def as_seen(name: str) -> namespace_lock._Holder | None:
+        def as_seen(name: str) -> tuple[int, int] | None:
             holder = real(name)
-            return holder._replace(user=ours + 1000) if holder and name.endswith("-0") else holder
+            return (holder[0], ours + 1000) if holder and name.endswith("-0") else holder
 
         monkeypatch.setattr(namespace_lock, "_holder", as_seen)
         with hold(LockRole.AGENT), pytest.raises(NamespaceInUseError), hold(LockRole.AGENT):
@@ -78,7 +78,7 @@ def test_it_is_refused_for_a_name_beyond_the_one_that_is_free() -> None:
 
 
 def test_where_others_hold_every_name_it_works_without_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespace_lock, "_holder", lambda _: namespace_lock._Holder(1, os.getuid() + 1000))
+    monkeypatch.setattr(namespace_lock, "_holder", lambda _: (1, os.getuid() + 1000))
     with ExitStack() as stack, capture_logs() as logs:
         for number in range(namespace_lock.NAMES):
             squat(number, stack)
