@@ -84,13 +84,10 @@ def _exit_code(found: Explanation) -> int:
 
 async def _explain(settings: Settings, target: Target, client: str | None) -> ExplanationList:
     facts = node_facts(settings, None, await read_node_interfaces(settings.dummy_interface))
-    match target:
-        case ServicePorts():
-            keys = await _keys_of(settings, target)
-        case AddressPorts():
-            keys = await _keys_at(settings, target)
-        case _:
-            keys = [target]
+    if isinstance(target, VirtualServerKey):
+        keys = [target]
+    else:
+        keys = await (_keys_of(settings, target) if isinstance(target, ServicePorts) else _keys_at(settings, target))
     found = [await explain_packet(settings, key, client, await _ask(settings, key), facts) for key in keys]
     return ExplanationList(found)
 
@@ -157,11 +154,9 @@ def print_explanations(found: ExplanationList, screen: Screen) -> None:
 def _print_explanation(found: Explanation, screen: Screen) -> None:
     """Print one explanation, from the address to the clients."""
     screen.line(str(found.key), bold=True)
-    _line(screen, "Service", _service(found))
-    _line(screen, "address", _address(found))
-    _line(screen, "route", _route(found))
-    for text in _real_servers(found):
-        _line(screen, *text)
+    lines = (("Service", _service(found)), ("address", _address(found)), ("route", _route(found)))
+    for name, text in (*lines, *_real_servers(found)):
+        screen.line(f"{name:<10}{text}", hang=10 if name else 14)
     _print_verdicts(found, screen)
     for difference in found.differences:
         screen.line(f"differs: {difference}", hang=4, fg="yellow")
@@ -218,10 +213,5 @@ def _real_servers(found: Explanation) -> Iterator[tuple[str, str]]:
         kernel = f", weight {server.weight}, {server.active} active connections" if server else ""
         yield "", f"{endpoint_text(endpoint)}{kernel}"
     for server in present.values():
-        state = "serves" if server.weight else "drains"
-        text = f"{host_port(server.address, server.port)}: {state}, weight {server.weight}, {server.active} active"
-        yield "", f"    {text} connections"
-
-
-def _line(screen: Screen, name: str, text: str) -> None:
-    screen.line(f"{name:<10}{text}", hang=10 if name else 14)
+        state = f"{'serves' if server.weight else 'drains'}, weight {server.weight}, {server.active} active connections"
+        yield "", f"    {host_port(server.address, server.port)}: {state}"

@@ -118,11 +118,10 @@ async def read(state_dir: Path, about: str = "", *, seconds: float = agent_socke
         async with asyncio.timeout(seconds):
             return await inspected.ask(state_dir, about)
     except (AgentUnreachableError, msgspec.DecodeError) as error:
-        return await _without_agent(str(error))
+        why = str(error)
     except TimeoutError:
-        return await _without_agent(
-            f"the agent on {state_dir / agent_socket.NAME} has not answered within {seconds:g} s"
-        )
+        why = f"the agent on {state_dir / agent_socket.NAME} has not answered within {seconds:g} s"
+    return await _without_agent(why)
 
 
 async def _without_agent(why: str) -> Status:
@@ -131,7 +130,7 @@ async def _without_agent(why: str) -> Status:
     try:
         async with Ipvs() as ipvs:
             table = await ipvs.read()
-        real = [each for state in table.values() for each in state.real_servers.values()]
+        real = [server for state in table.values() for server in state.real_servers.values()]
         connections, inactive = sum(server.active for server in real), sum(server.inactive for server in real)
         served = Served(0, len(table), len(real), connections=connections, inactive=inactive)
     except KernelError as error:
@@ -197,8 +196,6 @@ def _print_problems(found: Status, screen: Screen) -> None:
 
 def print_problem(problem: StatusProblem, where: str, screen: Screen) -> None:
     """Print a problem and its next step. `where` is what has it."""
-    severity = f"{problem.severity.value:<9}"
-    screen.marked(
-        f"{severity}{where}: {problem.reason}: {problem.message}", severity, COLOURS[problem.severity], hang=9
-    )
+    severity, colour = f"{problem.severity.value:<9}", COLOURS[problem.severity]
+    screen.marked(f"{severity}{where}: {problem.reason}: {problem.message}", severity, colour, hang=9)
     screen.line(f"{'':<9}-> {problem.next_step}", hang=12)

@@ -121,11 +121,10 @@ def pack(name: str, index: Index, contents: Mapping[str, bytes]) -> bytes:
 
 
 def _bytes_of(collected: Collected) -> bytes:
-    match collected:
-        case bytes():
-            return collected
-        case str():
-            return collected.encode(errors="replace")
+    if isinstance(collected, bytes):
+        return collected
+    if isinstance(collected, str):
+        return collected.encode(errors="replace")
     return msgspec.json.format(msgspec.json.encode(collected, enc_hook=str))
 
 
@@ -152,18 +151,13 @@ def bundle(settings: Settings, *, path: str | None) -> int:
     path = path or f"{name}.tar.gz"
     if path == STDOUT and sys.stdout.isatty():
         raise click.UsageError("standard output is a terminal: give --file PATH, or send the output to a file")
-    index, packed = asyncio.run(_make(settings, name))
+    parts, redaction = [*agent_parts(settings), *kernel_parts(settings)], Redaction(secrets_of(settings))
+    index, contents = asyncio.run(collect(settings.node_name, parts, redaction))
+    packed = pack(name, index, contents)
     with refusing(OSError):
         write(path, packed)
     print_index(index, path, len(packed))
-    return DONE if any(not part.reason for part in index.parts) else FAILURE
-
-
-async def _make(settings: Settings, name: str) -> tuple[Index, bytes]:
-    """The index and the archive."""
-    redaction = Redaction(secrets_of(settings))
-    index, contents = await collect(settings.node_name, [*agent_parts(settings), *kernel_parts(settings)], redaction)
-    return index, pack(name, index, contents)
+    return DONE if contents else FAILURE
 
 
 def write(path: str, packed: bytes) -> None:
@@ -178,11 +172,10 @@ def write(path: str, packed: bytes) -> None:
 
 def print_index(index: Index, path: str, size: int) -> None:
     """Say on standard error what the bundle has, and what it lacks."""
-    failed = [part for part in index.parts if part.reason]
-    for part in failed:
-        click.echo(f"not collected: {part.name}: {printable(part.reason)}", err=True)
-    where = "standard output" if path == STDOUT else path
-    count = len(index.parts) - len(failed)
+    for part in index.parts:
+        if part.reason:
+            click.echo(f"not collected: {part.name}: {printable(part.reason)}", err=True)
+    where, count = "standard output" if path == STDOUT else path, len(index.names())
     click.echo(
         f"{where}: {count} of {len(index.parts)} parts, {size / 1024:.0f} KiB; {index.removed} values that look like "
         "secrets were removed. It names Services, pods and addresses: look at it before you pass it on.",

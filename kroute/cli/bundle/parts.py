@@ -57,13 +57,12 @@ def agent_parts(settings: Settings) -> list[Part]:
     """The parts that the agent, or its command line, has: the most telling first."""
     ask = partial(_ask, settings.state_dir)
     lines = partial(agent_socket.ask, settings.state_dir)
+    check = partial(findings_of, settings)
     return [
         Part("version.json", "kroute, Python, and the packages that they run with", _versions),
         Part("settings.json", "the settings in force, without secrets", partial(_settings, settings)),
         Part("status.json", "what is served, what is wrong, what to do", partial(ask, f"{status.QUESTION} shared")),
-        Part(
-            "checks.json", "what `kroute check` finds, with the traces of other proxies", partial(findings_of, settings)
-        ),
+        Part("checks.json", "what `kroute check` finds, with the traces of other proxies", check),
         Part("show.json", "virtual servers as planned, with the kernel's counts", partial(ask, snapshot.QUESTION)),
         Part("recent.jsonl", "the newest events of the agent's log", partial(lines, support.RECENT)),
         Part("plans.jsonl", "the plan of each Service", partial(lines, support.PLANS)),
@@ -143,12 +142,11 @@ MOST_ENTRIES = 2000
 
 def kernel_parts(settings: Settings) -> list[Part]:
     """The parts that the kernel has, the most telling first."""
+    addresses = partial(_addresses, settings)
     return [
         Part("kernel/version.txt", "the kernel and the distribution", _version),
         Part("kernel/ipvs.json", "IPVS: every virtual server and real server, timeouts, daemons", _ipvs),
-        Part(
-            "kernel/addresses.json", "the VIPs that are bound, and the node's addresses", partial(_addresses, settings)
-        ),
+        Part("kernel/addresses.json", "the VIPs that are bound, and the node's addresses", addresses),
         Part("kernel/routes.json", "the VIPs' routes in the local table", partial(_routes, settings)),
         Part("kernel/all-routes.txt", "every route and rule of the node", _all_routes),
         Part("kernel/sets.json", "the backend of the firewall, and its sets", partial(_sets, settings)),
@@ -219,9 +217,8 @@ async def _nftables() -> bytes:
         found = await nftables.tables()
         there = [table for table in TABLES.values() if table.listed_as in found]
         if shutil.which("nft") is None:
-            return msgspec.json.format(
-                msgspec.json.encode({str(table): await _rules(nftables, table) for table in there})
-            )
+            rules = {str(table): await _rules(nftables, table) for table in there}
+            return msgspec.json.format(msgspec.json.encode(rules))
     listed = [await output_of("nft", "--numeric", "list", "table", *table.listed_as) for table in there]
     return b"\n".join(listed) or b"there are no tables of kroute\n"
 

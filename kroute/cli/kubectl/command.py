@@ -320,10 +320,9 @@ def _answered(
 
 async def _status(kubectl: Kubectl, pods: Sequence[AgentPod], how: str) -> int:
     """Print the status of every node. All is right if each answers, has no problem, and differs from no other."""
-    found = await survey(kubectl, pods)
-    show(printing.document(found), how, printing.print_fleet)
-    healthy = all(node.status is not None and not node.status.problems_total for node in found.nodes)
-    return DONE if healthy and not found.differences else FAILURE
+    fleet = printing.document(await survey(kubectl, pods))
+    show(fleet, how, printing.print_fleet)
+    return FAILURE if fleet.names() else DONE
 
 
 async def _run(kubectl: Kubectl, pods: Sequence[AgentPod], words: Sequence[str], how: str) -> int:

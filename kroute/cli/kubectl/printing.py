@@ -93,12 +93,12 @@ class FleetVersions(Document):
 def versions(nodes: Sequence[AgentAnswer]) -> FleetVersions:
     """The versions of these nodes' agents, the most frequent first."""
     found: dict[str, list[str]] = {}
-    unanswered = {
-        node.node: node.error or "no agent answers" for node in nodes if not (node.status and node.status.version)
-    }
-    for each in nodes:
-        if each.status is not None and each.status.version:
-            found.setdefault(each.status.version, []).append(each.node)
+    unanswered: dict[str, str] = {}
+    for answer in nodes:
+        if answer.status is not None and answer.status.version:
+            found.setdefault(answer.status.version, []).append(answer.node)
+        else:
+            unanswered[answer.node] = answer.error or "no agent answers"
     agents = dict(sorted(found.items(), key=lambda entry: (-len(entry[1]), entry[0])))
     return FleetVersions(__version__, agents, unanswered)
 

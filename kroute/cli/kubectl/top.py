@@ -35,12 +35,11 @@ class Total(View):
         """Add what one node has."""
         self.nodes += 1
         for row in rows:
-            self.active += row.active
-            self.inactive += row.inactive
-            self.connections += row.connections
-            self.packets += row.packets
-            self.bytes_in += row.bytes_in
-            self.bytes_out += row.bytes_out
+            for name in _SUMMED:
+                setattr(self, name, getattr(self, name) + getattr(row, name))
+
+
+_SUMMED = Total.__struct_fields__[2:]
 
 
 class Totals(Document):
@@ -66,11 +65,10 @@ async def top(
     """
     chosen = ("--filter", only) if only else ()
     words = ("show", "-w", "--count", "1", "--interval", f"{interval:g}s", "-o", "json", *chosen)
-    answers = await asyncio.gather(*(_rates(kubectl, pod, words) for pod in pods))
-    answered = {pod.node: answer for pod, answer in zip(pods, answers, strict=True) if isinstance(answer, RateList)}
-    failed = {
-        pod.node: str(answer) for pod, answer in zip(pods, answers, strict=True) if not isinstance(answer, RateList)
-    }
+    found = await asyncio.gather(*(_rates(kubectl, pod, words) for pod in pods))
+    answers = list(zip([pod.node for pod in pods], found, strict=True))
+    answered = {node: answer for node, answer in answers if isinstance(answer, RateList)}
+    failed = {node: str(answer) for node, answer in answers if isinstance(answer, KubectlError)}
     return Totals(by, totals(answered, by, order or ORDER), failed)
 
 

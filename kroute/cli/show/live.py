@@ -137,21 +137,10 @@ def rates(before: Sample, after: Sample, order: str = ORDER) -> RateList:
     for row in after.shown.virtual_servers:
         then, now = before.traffic.get(row.key, Traffic()), after.traffic.get(row.key, Traffic())
         moved = Rates.between(then, now, seconds)
-        rows.append(
-            RateRow(
-                row.service,
-                row.protocol,
-                row.address,
-                row.port,
-                row.serving,
-                row.active,
-                row.inactive,
-                connections=moved.connections,
-                packets=moved.packets_in + moved.packets_out,
-                bytes_in=moved.bytes_in,
-                bytes_out=moved.bytes_out,
-            )
-        )
+        server = row.service, row.protocol, row.address, row.port
+        counts = row.serving, row.active, row.inactive
+        packets = moved.packets_in + moved.packets_out
+        rows.append(RateRow(*server, *counts, moved.connections, packets, moved.bytes_in, moved.bytes_out))
     sort = ORDERS[order]
     rows.sort(key=lambda row: (sort(row), row.service, row.protocol, row.address, row.port))
     return RateList(rows)

@@ -110,15 +110,14 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
     async with open_kernel(only=("ipvs", "addresses", *clients_of(settings))) as kernel, RouteLookup() as lookup:
         shown = snapshot.of_agent([plan], await kernel.ipvs.read())
         shown.add_traffic(await kernel.ipvs.traffic())
+        connections = await read_connections([server.key for server in shown.virtual_servers])
         return ServiceReport(
             service=known.view.service,
             frontends=known.view.frontends,
             virtual_servers=shown.virtual_servers,
             vips=await _vips(known, kernel, lookup, settings.dummy_interface),
             set_entries=await _entries(known, firewall_of(settings, kernel)),
-            connections=list(
-                map(_connection_view, await read_connections([server.key for server in shown.virtual_servers]))
-            ),
+            connections=list(map(_connection_view, connections)),
             problems=known.problems,
             direct_vips=known.direct_vips,
             scheduler=known.view.scheduler,
@@ -128,24 +127,16 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
 
 def _connection_view(connection: Connection) -> ConnectionView:
     protocol, address, port = connection.virtual_server
-    return ConnectionView(
-        connection.client,
-        connection.client_port,
-        Protocol(protocol).name,
-        address,
-        port,
-        *connection.real_server,
-        connection.state,
-        connection.expires,
-    )
+    ends = (connection.client, connection.client_port, Protocol(protocol).name, address, port, *connection.real_server)
+    return ConnectionView(*ends, connection.state, connection.expires)
 
 
 async def _vips(known: PlannedState, kernel: NodeKernel, lookup: RouteLookup, interface: str) -> list[VipView]:
     bound = await kernel.addresses.read(interface)
-    ways = {vip.address: await lookup.towards(vip.address) for vip in known.vips}
+    ways = [await lookup.towards(vip.address) for vip in known.vips]
     return [
-        VipView(address, address in bound, source, way.source if (way := ways[address]) is not None else None)
-        for address, source in known.vips
+        VipView(vip.address, vip.address in bound, vip.source, way.source if way is not None else None)
+        for vip, way in zip(known.vips, ways, strict=True)
     ]
 
 
@@ -153,14 +144,10 @@ async def _entries(known: PlannedState, firewall: Firewall) -> list[EntryView]:
     desired = [SetEntry(AddressSet(entry.set), entry.element) for entry in known.entries]
     sets = {entry.set for entry in desired}
     there = {family: await firewall.read_sets(family, sets) for family in {entry.family for entry in desired}}
-    views = [
-        EntryView(
-            firewall.set_name(entry.family, entry.set),
-            set_entries.text(entry),
-            entry.element in there[entry.family].get(entry.set, ()),
-        )
-        for entry in desired
-    ]
+    views = []
+    for entry in desired:
+        is_there = entry.element in there[entry.family].get(entry.set, ())
+        views.append(EntryView(firewall.set_name(entry.family, entry.set), set_entries.text(entry), is_there))
     return sorted(views, key=lambda view: (view.set, view.element))
 
 
@@ -207,14 +194,10 @@ def _print_frontend(frontend: FrontendView, screen: Screen) -> None:
 
 def _print_clients(report: ServiceReport, screen: Screen) -> None:
     """Print the clients with the most connections, and the real servers that they use; all of them with `-o wide`."""
+    used = [connection for connection in report.connections if connection.client_port]
+    servers = [host_port(connection.real_server_address, connection.real_server_port) for connection in used]
     users = Counter(
-        (
-            connection.client_address,
-            host_port(connection.real_server_address, connection.real_server_port),
-            connection.state,
-        )
-        for connection in report.connections
-        if connection.client_port
+        (connection.client_address, server, connection.state) for connection, server in zip(used, servers, strict=True)
     )
     table = TextTable("Client", "Real server", "State", "Connections", numbers=("Connections",))
     for (client, server, state), count in users.most_common(None if screen.is_wide else CLIENTS_SHOWN):

@@ -11,10 +11,9 @@ from kroute.base.wording import host_port
 from kroute.cli.terminal.formats import show
 from kroute.cli.terminal.output import DONE, NO_AGENT, refusing
 from kroute.cli.terminal.screen import Screen, TextTable
-from kroute.firewall.sets import SetFill
 from kroute.inspect import agent_socket, figures, snapshot
 from kroute.inspect.figures import ServiceList
-from kroute.inspect.snapshot import ProblemRow, RealServerRow, Snapshot, TrafficCounts, VirtualServerRow
+from kroute.inspect.snapshot import ProblemRow, Snapshot, VirtualServerRow
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs
 
@@ -86,9 +85,13 @@ def print_snapshot(shown: Snapshot, screen: Screen) -> None:
     if shown.source == "kernel":
         screen.line("No agent answers on this node: this is what the kernel has.", err=True)
     screen.table(virtual_server_table(shown.virtual_servers, is_wide=screen.is_wide))
-    if filled := [fill for fill in shown.sets if fill.entries]:
+    sets = TextTable(*_SET_HEADINGS, numbers=_SET_HEADINGS[1:])
+    for fill in shown.sets:
+        if fill.entries:
+            sets.add(fill.set, fill.entries, fill.capacity, fill.limit)
+    if sets:
         screen.line()
-        screen.table(_set_table(filled))
+        screen.table(sets)
     if shown.firewall is not None:
         screen.line(f"firewall: {shown.firewall.name} ({shown.firewall.why})", hang=2)
     print_problems(shown.problems, screen)
@@ -114,9 +117,11 @@ def virtual_server_table(rows: Iterable[VirtualServerRow], *, is_wide: bool = Fa
     inner = (*_REAL_SERVER_HEADINGS, *(["Method"] if is_wide else []))
     table = TextTable(*outer, *inner, numbers=(*_NUMBERS, *_TRAFFIC_HEADINGS), outer=len(outer))
     for row in rows:
-        cells = [*_virtual_server_cells(row), *(_traffic_cells(row.traffic) if is_wide else ())]
-        for each in row.real_servers:
-            table.add(*cells, *_real_server_cells(each), *([each.method] if is_wide else []))
+        traffic = ("-",) * len(_TRAFFIC_HEADINGS) if row.traffic is None else msgspec.structs.astuple(row.traffic)
+        cells = [*_virtual_server_cells(row), *(traffic if is_wide else ())]
+        for real in row.real_servers:
+            inner_cells = host_port(real.address, real.port), real.weight, real.active, real.inactive, real.state
+            table.add(*cells, *inner_cells, *([real.method] if is_wide else []))
         if not row.real_servers:
             table.add(*cells, "-", "", "", "", row.state, *([""] if is_wide else []))
     return table
@@ -134,22 +139,7 @@ def print_services(services: ServiceList, screen: Screen) -> None:
             screen.line(f"{row.service}: {problem}", hang=4, fg="yellow")
 
 
-def _set_table(fills: Iterable[SetFill]) -> TextTable:
-    table = TextTable(*_SET_HEADINGS, numbers=_SET_HEADINGS[1:])
-    for fill in fills:
-        table.add(fill.set, fill.entries, fill.capacity, fill.limit)
-    return table
-
-
-def _traffic_cells(traffic: TrafficCounts | None) -> tuple[object, ...]:
-    return ("-",) * len(_TRAFFIC_HEADINGS) if traffic is None else msgspec.structs.astuple(traffic)
-
-
 def _virtual_server_cells(row: VirtualServerRow) -> list[str]:
     scheduler = " ".join([row.scheduler, *row.flags])
     persistence = "-" if row.persistence_timeout is None else f"{row.persistence_timeout}s /{row.persistence_prefix}"
     return [row.service or "-", f"{row.protocol} {host_port(row.address, row.port)}", scheduler, persistence]
-
-
-def _real_server_cells(row: RealServerRow) -> tuple[object, ...]:
-    return host_port(row.address, row.port), row.weight, row.active, row.inactive, row.state
