@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,13 +31,6 @@ class Permission(NamedTuple):
         return f"{self.verb} on {self.resource}{f' of API group {self.group}' if self.group else ''}"
 
 
-class Reviewer(Protocol):
-    """A client that can post an access review (`kroute.watchers.kubernetes.api.Api`)."""
-
-    async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """POST a review. Returns it with the server's answer."""
-
-
 class _ReviewStatus(msgspec.Struct):
     allowed: bool = False
 
@@ -59,7 +52,7 @@ def needed(kinds: Iterable[WatchedKind] = WATCHED) -> list[Permission]:
     return [*permissions, *(Permission(verb, "events.k8s.io", "events") for verb in ("create", "patch"))]
 
 
-async def denied(api: Reviewer, permissions: Iterable[Permission]) -> list[Permission]:
+async def denied(api: Api, permissions: Iterable[Permission]) -> list[Permission]:
     """The permissions that the credentials do not have.
 
     Raises:
@@ -68,7 +61,7 @@ async def denied(api: Reviewer, permissions: Iterable[Permission]) -> list[Permi
     return [permission for permission in permissions if not await _is_allowed(api, permission)]
 
 
-async def _is_allowed(api: Reviewer, permission: Permission) -> bool:
+async def _is_allowed(api: Api, permission: Permission) -> bool:
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
@@ -133,21 +126,17 @@ def compare_clocks(theirs: float, before: float, after: float) -> Finding:
     return warning(CLOCK, message, "synchronize both (chrony, systemd-timesyncd): certificates and Events go by them")
 
 
-async def _permissions(api: Reviewer, kinds: Iterable[WatchedKind]) -> list[Finding]:
+async def _permissions(api: Api, kinds: Iterable[WatchedKind]) -> list[Finding]:
     try:
         missing = await denied(api, [*needed(kinds), SERVICE_CIDRS])
     except ApiError as error:
         message = f"the API server does not say what kroute may do: {error}"
         return [failed(RBAC, message, "bind the ClusterRole system:basic-user to the service account")]
-    return [
-        failed(
-            RBAC,
-            f"kroute may not {permission.verb} {permission.resource}",
-            f"allow the verb {permission.verb} on {permission.resource} of API group "
-            f'"{permission.group}" in the ClusterRole kroute (deploy/)',
-        )
-        for permission in missing
-    ] or [ok(RBAC, "kroute may do all that it needs")]
+    findings = []
+    for verb, group, resource in missing:
+        next_step = f'allow the verb {verb} on {resource} of API group "{group}" in the ClusterRole kroute (deploy/)'
+        findings.append(failed(RBAC, f"kroute may not {verb} {resource}", next_step))
+    return findings or [ok(RBAC, "kroute may do all that it needs")]
 
 
 async def _node(api: Requests, name: str) -> Known:

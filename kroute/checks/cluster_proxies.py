@@ -65,7 +65,7 @@ async def proxies_of_node(api: Reader, node_name: str) -> dict[str, str]:
         sets = await _listed(api, DaemonSet, f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", limit)
         nodes = await _listed(api, ClusterNode, NODES.path, {"fieldSelector": f"metadata.name={node_name}"})
         meant = _meant(pods, sets, nodes[0] if nodes else None)
-        for proxy in [proxy for proxy in meant if proxy in CONFIGURED]:
+        for proxy in meant.keys() & CONFIGURED.keys():
             if not await _is_configured(api, proxy):
                 del meant[proxy]
     except msgspec.DecodeError as error:

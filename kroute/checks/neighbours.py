@@ -225,11 +225,8 @@ async def uses_of_marks(
 
     `reads_legacy`: as in `check_host_firewall`. Raises KernelError.
     """
-    found = [
-        Use(str(rule), rule.mark, rule.mask)
-        for rule in policy_rules
-        if rule.mark is not None and rule.table != STEERING
-    ]
+    rules = [rule for rule in policy_rules if rule.table != STEERING]
+    found = [Use(str(rule), rule.mark, rule.mask) for rule in rules if rule.mark is not None]
     if reads_legacy:
         found += [use async for use in _legacy(tools)]
     numbers = {name: number for number, name in FAMILIES.items() if name in _OF_PACKETS}
@@ -287,8 +284,7 @@ def _of_nft(rule: NftRule) -> Iterator[Use]:
     for expression in () if rule.chain.startswith(PREFIX) else rule.expressions:
         with suppress(*UNINTELLIGIBLE):
             name, parts = parse_expression(expression)
-            is_of_xtables = name in {"match", "target"}
-            use = _of_xtables(parts) if is_of_xtables else _of_expression(name, parts, registers)
+            use = _of_xtables(parts) if name in {"match", "target"} else _of_expression(name, parts, registers)
             if use is not None:
                 yield Use(rule.chain, *use)
 

@@ -8,7 +8,7 @@ from kroute.checks import preflight
 from kroute.checks.finding import Finding, Level, failed, ok, warning
 from kroute.checks.neighbours import calico_traces, check_calico, check_host_firewall, check_marks, uses_of_marks
 from kroute.checks.other_proxies import Trace, leftovers
-from kroute.checks.preflight import has_capability
+from kroute.checks.preflight import LOAD_MODULE, has_capability
 from kroute.controllers.ipvs.sysctls import SYSCTLS, Circumstances
 from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled_on
 from kroute.firewall.protocol import Firewall
@@ -99,16 +99,13 @@ def check_sysctls(sysctls: SysctlClient, circumstances: Circumstances) -> list[F
     failures = []
     for row in rows:
         value = sysctls.read(row.name)
-        if value is None and row.optional:
-            continue
-        if value is None:
-            message, next_step = f"{row.name} does not exist", "load the kernel module that it belongs to (ip_vs)"
-        elif value != row.value and not sysctls.is_writable(row.name):
+        if value is None and not row.optional:
+            next_step = "load the kernel module that it belongs to (ip_vs)"
+            failures.append(failed(SYSCTL, f"{row.name} does not exist", next_step))
+        elif value not in {None, row.value} and not sysctls.is_writable(row.name):
             message = f"{row.name} is {value}, must be {row.value} ({row.meaning}), and cannot be set from here"
             next_step = f"run `sysctl -w {row.name}={row.value}` on the node, or mount its /proc/sys/net writable"
-        else:
-            continue
-        failures.append(failed(SYSCTL, message, next_step))
+            failures.append(failed(SYSCTL, message, next_step))
     return failures or [ok(SYSCTL, f"all {len(rows)} are as they should be, or kroute can set them")]
 
 
@@ -127,16 +124,14 @@ async def check_firewall(firewall: Firewall, *, ipv6: bool) -> list[Finding]:
 def check_proxies(found: Iterable[Trace]) -> list[Finding]:
     """Whether another service proxy runs, or ran, on the node."""
     by_proxy: dict[str, list[str]] = {}
-    for leaving in found:
-        by_proxy.setdefault(leaving.proxy, []).append(leaving.what)
-    return [
-        warning(
-            PROXIES,
-            f"{proxy} is or was at work here: {', '.join(sorted(what))}",
-            f"two proxies answer for the same addresses: stop {proxy} here, then run `kroute migrate --from {proxy}`",
-        )
-        for proxy, what in sorted(by_proxy.items())
-    ] or [ok(PROXIES, "no trace of kube-proxy or kube-router")]
+    for trace in found:
+        by_proxy.setdefault(trace.proxy, []).append(trace.what)
+    findings = []
+    for proxy, traces in sorted(by_proxy.items()):
+        message = f"{proxy} is or was at work here: {', '.join(sorted(traces))}"
+        stop = f"stop {proxy} here, then run `kroute migrate --from {proxy}`"
+        findings.append(warning(PROXIES, message, f"two proxies answer for the same addresses: {stop}"))
+    return findings or [ok(PROXIES, "no trace of kube-proxy or kube-router")]
 
 
 async def check_other_programs(settings: Settings, kernel: NodeKernel, nft_chains: Sequence[NftChain]) -> list[Finding]:
@@ -239,24 +234,15 @@ async def check_direct_return(settings: Settings, *, ipv6: bool, proc: Path = Pa
     """
     if not settings.direct_return:
         return []
-    found = [
-        warning(
-            DIRECT_RETURN,
-            f"CAP_{name} is missing ({purpose}), so no pod here can be prepared",
-            f"add {name} to the container's capabilities, {_PAGE}",
-        )
-        for name, (number, purpose) in DIRECT_RETURN_CAPABILITIES.items()
-        if not has_capability(number, proc / "self/status")
-    ]
+    found = []
+    for name, (number, purpose) in DIRECT_RETURN_CAPABILITIES.items():
+        if not has_capability(number, proc / "self/status"):
+            message = f"CAP_{name} is missing ({purpose}), so no pod here can be prepared"
+            found.append(warning(DIRECT_RETURN, message, f"add {name} to the container's capabilities, {_PAGE}"))
     if str((proc / "self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE:
         message = "the processes of the node's pods cannot be seen from this PID namespace"
         found.append(warning(DIRECT_RETURN, message, f"set hostPID in the pod, {_PAGE}"))
-    found += [
-        warning(
-            DIRECT_RETURN,
-            f"kernel module {name} (the end of a tunnel in a pod) is not loaded and cannot be loaded from here",
-            f"run `modprobe {name}` on the node, or install the modules package of its kernel",
-        )
-        for name in await modules.load(["ipip", "ip6_tunnel"] if ipv6 else ["ipip"])
-    ]
+    for name in await modules.load(["ipip", "ip6_tunnel"] if ipv6 else ["ipip"]):
+        message = f"kernel module {name} (the end of a tunnel in a pod) is not loaded and cannot be loaded from here"
+        found.append(warning(DIRECT_RETURN, message, LOAD_MODULE.format(name)))
     return found or [ok(DIRECT_RETURN, "pods here can be prepared")]

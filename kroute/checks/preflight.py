@@ -15,6 +15,8 @@ from kroute.settings import DEFAULTS, Settings
 
 CAPABILITIES, MODULES, LIBRARIES, INTERFACE = "capabilities", "modules", "libraries", "interface"
 
+LOAD_MODULE = "run `modprobe {}` on the node, or install the modules package of its kernel"
+
 CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
 CAPABILITY_NUMBERS = {"NET_ADMIN": CAP_NET_ADMIN, "NET_RAW": 13}
 
@@ -87,23 +89,14 @@ async def interface_findings(settings: Settings) -> list[Finding]:
 
 async def findings(required: Required | Backend) -> list[Finding]:
     """The missing prerequisites. Modules that can be loaded are loaded."""
-    missing = [
-        failed(
-            CAPABILITIES,
-            f"CAP_{name} is missing ({purpose})",
-            f"run kroute as root, or add {name} to its container's capabilities",
-        )
-        for name, purpose in required.capabilities.items()
-        if not has_capability(CAPABILITY_NUMBERS[name])
-    ]
-    missing += [
-        failed(
-            MODULES,
-            f"kernel module {name} ({required.modules[name]}) cannot be loaded",
-            f"run `modprobe {name}` on the node, or install the modules package of its kernel",
-        )
-        for name in await modules.load(list(required.modules))
-    ]
+    missing = []
+    for name, purpose in required.capabilities.items():
+        if not has_capability(CAPABILITY_NUMBERS[name]):
+            next_step = f"run kroute as root, or add {name} to its container's capabilities"
+            missing.append(failed(CAPABILITIES, f"CAP_{name} is missing ({purpose})", next_step))
+    for name in await modules.load(list(required.modules)):
+        message = f"kernel module {name} ({required.modules[name]}) cannot be loaded"
+        missing.append(failed(MODULES, message, LOAD_MODULE.format(name)))
     return missing
 
 
