@@ -9,7 +9,15 @@ from urllib.parse import urlsplit
 from kroute.base.wording import host_port
 from kroute.checks.cluster_checks import cilium_config
 from kroute.checks.cluster_objects import Container
-from kroute.checks.cluster_reader import CLUSTER_INFO, KUBEADM_CONFIG, Cluster, flags_of, mapping_of, server_flags
+from kroute.checks.cluster_reader import (
+    CLUSTER_INFO,
+    KUBEADM_CONFIG,
+    OF_API_SERVERS,
+    Cluster,
+    flags_of,
+    mapping_of,
+    server_flags,
+)
 from kroute.model.addresses import canonical
 
 _HOST = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,251}[A-Za-z0-9])?")
@@ -35,7 +43,7 @@ def api_servers(cluster: Cluster, kubeconfigs: Sequence[tuple[str, Mapping[str, 
     What balances over several of them comes before their own addresses. `kubeconfigs` are those of programs that run on
     every node, with their sources.
     """
-    own = [Address(*each) for each in cluster.endpoints]
+    own = [Address(*endpoint) for endpoint in cluster.endpoints]
     cluster_info = mapping_of(cluster.config_maps.get(CLUSTER_INFO, {}).get("kubeconfig", ""))
     named = [(address, source) for source, content in kubeconfigs if (address := _server(content)) is not None]
     if (address := _server(cluster_info)) is not None and not _is_loopback(address.host):  # that of another machine
@@ -47,9 +55,7 @@ def api_servers(cluster: Cluster, kubeconfigs: Sequence[tuple[str, Mapping[str, 
     if (local := _local_balancer(cluster)) is not None:
         servers = own if len(own) > 1 else []  # on a server, the local address fails with its own API server
         return [local, *servers], "the address that K3s or RKE2 has on every node for the API server"
-    if own:
-        return own, "EndpointSlices of the Service default/kubernetes"
-    return ([], "") if not named else ([named[0][0]], named[0][1])
+    return (own, OF_API_SERVERS) if own else ([], "")  # what was named is among its own
 
 
 def _server(kubeconfig: Mapping[str, Any]) -> Address | None:

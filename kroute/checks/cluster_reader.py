@@ -76,6 +76,10 @@ class ConfigMapKey(NamedTuple):
     def __str__(self) -> str:
         return f"ConfigMap {self.namespace}/{self.name}"
 
+    @property
+    def path(self) -> str:
+        return f"/api/v1/namespaces/{quote(self.namespace, safe='')}/configmaps/{quote(self.name, safe='')}"
+
 
 CLUSTER_INFO = ConfigMapKey("kube-public", "cluster-info")
 KUBEADM_CONFIG = ConfigMapKey("kube-system", "kubeadm-config")
@@ -120,24 +124,21 @@ async def read_cluster(get: Get, namespace: str) -> Cluster:
     reader = _Reader(get)
     cluster = Cluster(await _version(get), namespace, unread=reader.unread)
     name = f"the Namespace {namespace}"
-    control_plane = _pods("kube-proxy", "kube-apiserver", "kube-controller-manager")
     async with asyncio.TaskGroup() as reads:
-        found = reads.create_task(reader.one(name, f"/api/v1/namespaces/{quote(namespace, safe='')}", Object))
+        found_namespace = reads.create_task(reader.one(name, f"/api/v1/namespaces/{quote(namespace, safe='')}", Object))
         nodes = reads.create_task(reader.all("Nodes", "/api/v1/nodes", ClusterNode))
         daemon_sets = reads.create_task(reader.all("DaemonSets", "/apis/apps/v1/daemonsets", DaemonSet))
-        pods = reads.create_task(reader.all("the control plane's Pods", control_plane, ClusterPod))
-        slices = reads.create_task(
-            reader.all("the EndpointSlices of the Service default/kubernetes", _API_SERVERS, EndpointSlice)
-        )
+        pods = reads.create_task(reader.all("the control plane's Pods", _CONTROL_PLANE, ClusterPod))
+        slices = reads.create_task(reader.all(f"the {OF_API_SERVERS}", _API_SERVERS, EndpointSlice))
         ranges = reads.create_task(reader.all("ServiceCIDRs", "/apis/networking.k8s.io/v1/servicecidrs", _Specified))
         reads.create_task(reader.config_maps(cluster, (CLUSTER_INFO, KUBEADM_CONFIG)))
     cluster.namespace_is_missing = name in reader.missing
-    if (there := found.result()) is not None:
+    if (there := found_namespace.result()) is not None:
         cluster.namespace_labels = there.labels
     cluster.nodes, cluster.daemon_sets = nodes.result(), daemon_sets.result()
     cluster.static_pods = [pod for pod in pods.result() if pod.is_mirror]  # AKS labels those of its DaemonSet, too
-    cluster.endpoints = sorted({each for item in slices.result() for each in _addresses(item)})
-    cluster.service_cidrs = sorted({cidr for item in ranges.result() for cidr in item.spec.cidrs or ()})
+    cluster.endpoints = sorted({address for found in slices.result() for address in _addresses(found)})
+    cluster.service_cidrs = sorted({cidr for found in ranges.result() for cidr in found.spec.cidrs or ()})
     await _read_configurations(reader, cluster)
     return cluster
 
@@ -154,14 +155,12 @@ async def _version(get: Get) -> str:
         return ""
 
 
+OF_API_SERVERS = "EndpointSlices of the Service default/kubernetes"
 _API_SERVERS = (
     "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes"
 )
-
-
-def _pods(*components: str) -> str:
-    selector = quote(f"component in ({','.join(components)})")
-    return f"/api/v1/namespaces/kube-system/pods?labelSelector={selector}"
+_COMPONENTS = quote("component in (kube-proxy,kube-apiserver,kube-controller-manager)")
+_CONTROL_PLANE = f"/api/v1/namespaces/kube-system/pods?labelSelector={_COMPONENTS}"
 
 
 def _addresses(item: EndpointSlice) -> Iterable[tuple[str, int]]:
@@ -237,17 +236,11 @@ class _Reader:
     async def config_maps(self, cluster: Cluster, keys: Iterable[ConfigMapKey]) -> None:
         """Add the ConfigMaps that exist. A text that is too long is left out."""
         wanted = [key for key in keys if key not in cluster.config_maps]
-        paths = [
-            f"/api/v1/namespaces/{quote(key.namespace, safe='')}/configmaps/{quote(key.name, safe='')}"
-            for key in wanted
-        ]
-        found = await asyncio.gather(
-            *(self.one(f"the {key}", path, ConfigMap) for key, path in zip(wanted, paths, strict=True))
-        )
-        for key, each in zip(wanted, found, strict=True):
-            if each is None:
+        found = await asyncio.gather(*(self.one(f"the {key}", key.path, ConfigMap) for key in wanted))
+        for key, config_map in zip(wanted, found, strict=True):
+            if config_map is None:
                 continue
-            texts = dict(each.data or {})
+            texts = dict(config_map.data or {})
             for name in [name for name, text in texts.items() if len(text) > LONGEST_TEXT]:
                 del texts[name]
                 self._add(f"{name} of the {key} is longer than {LONGEST_TEXT >> 10} KiB", "it is not read")

@@ -102,10 +102,8 @@ def director(**values: Any) -> int:
 
 def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
     """The settings from the values of the flags. Raises UsageError if they contradict each other."""
-    namespace, name = values["lease"]
-    lease = LeaseSettings(
-        namespace, name, values["lease_duration"], values["lease_renew_deadline"], values["lease_retry_period"]
-    )
+    times = (values[f"lease_{name}"] for name in ("duration", "renew_deadline", "retry_period"))
+    lease = LeaseSettings(*values["lease"], *times)
     if (problem := problem_with(lease)) is not None:
         raise click.UsageError(problem)
     for flag, least in (("resync_period", 1), ("check_interval", 0.1), ("check_timeout", 0.1)):
@@ -115,12 +113,6 @@ def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
     if problem is not None:
         raise click.UsageError(problem)
     probes = ProbeSettings(*(values[f"check_{name}"] for name in ProbeSettings.__struct_fields__))
-    return DirectorSettings(
-        common_settings({**values, "node_name": values["identity"]}),
-        values["vip_interface"],
-        values["selector"],
-        values["sync_interface"] or "",
-        values["sync_id"],
-        lease,
-        probes,
-    )
+    synchronization = values["sync_interface"] or "", values["sync_id"]
+    common = common_settings({**values, "node_name": values["identity"]})
+    return DirectorSettings(common, values["vip_interface"], values["selector"], *synchronization, lease, probes)

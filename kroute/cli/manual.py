@@ -11,7 +11,7 @@ from inspect import cleandoc
 from pathlib import Path
 
 import click
-from click.shell_completion import ShellComplete, get_completion_class
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from kroute import __version__
 from kroute.cli.terminal.output import DONE, EXIT_CODES, refusing
@@ -42,11 +42,11 @@ def show_help(context: click.Context, *, name: str | None) -> int:
     return DONE
 
 
-SHELLS = ("bash", "zsh", "fish")
+SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(list(SHELLS)))
 def completion(shell: str) -> int:
     """Write the script by which a shell completes commands, flags and names of Services.
 
@@ -58,9 +58,7 @@ def completion(shell: str) -> int:
     For this shell alone, in bash or zsh: source <(kroute completion bash).
     """
     main = import_module("kroute.cli.main")
-    kind = get_completion_class(shell)
-    if kind is None:
-        raise click.UsageError(f"click cannot complete in {shell}")
+    kind = SHELLS[shell]
     # Not BashComplete's own method: it starts bash to ask for its version.
     click.echo(ShellComplete.source(kind(main.cli, {}, main.PROGRAM, main.COMPLETION_VARIABLE)))
     return DONE
@@ -125,7 +123,7 @@ def _head(name: str, summary: str) -> Iterator[str]:
 
 
 def _options(command: click.Command, context: click.Context) -> Iterator[str]:
-    records = [record for each in command.get_params(context) if (record := each.get_help_record(context)) is not None]
+    records = [record for option in command.get_params(context) if (record := option.get_help_record(context))]
     records = [(names, text) for names, text in records if text]  # an argument has none
     if records:
         yield ".SH OPTIONS"

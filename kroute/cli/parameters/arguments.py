@@ -125,4 +125,4 @@ def complete_shown(
     words = tuple(context.params.get("what") or ())
     if words == ("service",):
         return services(context, parameter, incomplete)
-    return [word for word in ("services", "service") if word.startswith(incomplete)] if not words else []
+    return [word for word in ("services", "service") if word.startswith(incomplete) and not words]

@@ -42,9 +42,8 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     allowed = _settings(ctx, param)
     for name in content:
         if name not in allowed:
-            raise click.BadParameter(
-                f"{path}: {name!r} is not a setting; allowed: {', '.join(sorted(allowed))}", ctx, param
-            )
+            message = f"{path}: {name!r} is not a setting; allowed: {', '.join(sorted(allowed))}"
+            raise click.BadParameter(message, ctx, param)
     ctx.default_map = {str(allowed[name].name): as_written(value, allowed[name]) for name, value in content.items()}
     return path
 
@@ -91,11 +90,8 @@ def tell_of_unused_fields(ctx: click.Context) -> None:
 
 def _settings(ctx: click.Context, config: click.Parameter) -> dict[str, click.Parameter]:
     """The settings of a command, by their names in the file. Options without a variable, like --output, are none."""
-    return {_config_name(each): each for each in ctx.command.params if each.envvar and each.name != config.name}
-
-
-def _config_name(parameter: click.Parameter) -> str:
-    return parameter.opts[0].lstrip("-")
+    settings_ = [parameter for parameter in ctx.command.params if parameter.envvar and parameter.name != config.name]
+    return {parameter.opts[0].lstrip("-"): parameter for parameter in settings_}
 
 
 def as_written(value: Any, parameter: click.Parameter) -> Any:

@@ -1,7 +1,6 @@
 """The formats of every command that lists something: for people, for programs, and names alone."""
 
 import os
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -54,16 +53,12 @@ def show(found: Found, how: str, draw: Callable[[Found, Screen], None]) -> None:
     if how == "name":
         for name in dict.fromkeys(found.names()):
             click.echo(plain(name))
-        return
-    if how not in FOR_PROGRAMS:
-        draw(plain(found), Screen.of_this_process(how))
-        return
-    encoded = encode(found)
-    if how == "json":
-        text = msgspec.json.format(encoded) + b"\n"
-    else:
+    elif how == "json":
+        click.echo(msgspec.json.format(encode(found)))
+    elif how == "yaml":
         import yaml  # noqa: PLC0415  0.02 s for every command, and few need it
 
-        text = yaml.safe_dump(msgspec.json.decode(encoded), sort_keys=False, allow_unicode=True).encode()
-    sys.stdout.buffer.write(text)
-    sys.stdout.buffer.flush()
+        text = yaml.safe_dump(msgspec.json.decode(encode(found)), sort_keys=False, allow_unicode=True)
+        click.echo(text.encode(), nl=False)
+    else:
+        draw(plain(found), Screen.of_this_process(how))
