@@ -62,12 +62,11 @@ def check_nodes(nodes: Sequence[ClusterNode]) -> list[Finding]:
     if not linux:
         return [warning(NODES, "no Node is known", "run `kroute check` on a node after the installation")]
     kernels, systems, machines = (
-        Counter(values(node) for node in linux)
-        for values in (_kernel_text, lambda node: node.info.os_image or "?", lambda node: node.info.architecture or "?")
+        _counted([getattr(node.info, field) or "?" for node in linux])
+        for field in ("kernel_version", "os_image", "architecture")
     )
-    parts = (f"Linux {_counted(kernels)}", _counted(systems), _counted(machines))
-    found = [ok(NODES, f"{_plural(len(linux), 'Node')}: {'; '.join(parts)}")]
-    if old := sorted({_kernel_text(node) for node in linux if _kernel(node) < OLDEST_KERNEL}):
+    found = [ok(NODES, f"{_plural(len(linux), 'Node')}: Linux {kernels}; {systems}; {machines}")]
+    if old := sorted({node.info.kernel_version for node in linux if _kernel(node) < OLDEST_KERNEL}):
         message = f"Linux {_listed(old)} is older than {'.'.join(map(str, OLDEST_KERNEL))}, the oldest that is tested"
         found.append(warning(NODES, message, "install on one such node first, and run `kroute check` there"))
     if others := sorted({node.info.architecture for node in linux} - {"amd64", ""}):
@@ -77,10 +76,6 @@ def check_nodes(nodes: Sequence[ClusterNode]) -> list[Finding]:
         message = f"{_plural(windows, 'Node')} without Linux: kroute is not for them, and the chart leaves them out"
         found.append(ok(NODES, message))
     return found
-
-
-def _kernel_text(node: ClusterNode) -> str:
-    return node.info.kernel_version or "?"
 
 
 def _kernel(node: ClusterNode) -> tuple[int, int]:
@@ -260,7 +255,8 @@ def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
-def _counted(counts: Counter[str]) -> str:
+def _counted(values: Sequence[str]) -> str:
+    counts = Counter(values)
     return _listed([f"{value} ({count})" if len(counts) > 1 else value for value, count in counts.most_common()])
 
 

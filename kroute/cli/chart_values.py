@@ -27,7 +27,8 @@ from kroute.checks.cluster_reader import KUBE_PROXY_CONFIG, Cluster, ConfigMapKe
 from kroute.checks.finding import Finding, failed, ok, warning
 from kroute.cli.parameters.config_file import as_written
 from kroute.cli.parameters.run_options import run_options, settings_of
-from kroute.cli.parameters.settings_command import flag_tables, translated
+from kroute.cli.parameters.settings_command import translated
+from kroute.migration.flags import KUBE_PROXY, KUBE_ROUTER, OtherFlags
 from kroute.migration.kube_proxy_configuration import ConfigurationFieldError, is_kube_proxy_configuration, translate
 
 API_SERVER, PODS, SERVICES, SETTINGS = "api server", "pods", "services", "settings"
@@ -216,7 +217,7 @@ def _take_proxies(values: Values, cluster: Cluster, proxies: list[_Proxy]) -> No
         if (container := each.pod.container("kube-router")) and serves(container)
     ]
     for name, container in routers[:1]:
-        _take_flags(values, container, f"kube-router's DaemonSet {name}", 0)
+        _take_flags(values, container, f"kube-router's DaemonSet {name}", KUBE_ROUTER)
         values.iptables = f"only if kube-router's rules are in legacy tables, which `kroute check` says: {_IMAGE}"
         next_step = f"{_WAITS}; then give it --run-service-proxy=false (docs/migrate-from-kube-router.md)"
         values.findings.append(warning(PROXY, f"kube-router serves Services: DaemonSet {name}", next_step))
@@ -224,14 +225,13 @@ def _take_proxies(values: Values, cluster: Cluster, proxies: list[_Proxy]) -> No
         values.findings.append(_take_kube_proxy(values, proxy) if number == 0 else _another(proxy))
     _, disabled = embedded_kube_proxy(cluster)
     if not proxies and not routers:
+        found = ok(PROXY, "no Pod of kube-proxy was found, and no kube-router that serves Services")
         if disabled:
-            values.findings.append(ok(PROXY, "kube-proxy is disabled in K3s or RKE2 (disable-kube-proxy)"))
-        elif cluster.daemon_sets:
-            message = "no Pod of kube-proxy was found, and no kube-router that serves Services"
-            values.findings.append(ok(PROXY, message))
-        else:
-            message = "whether a kube-proxy runs is not known"
-            values.findings.append(warning(PROXY, message, "run `kroute check` on a node after the installation"))
+            found = ok(PROXY, "kube-proxy is disabled in K3s or RKE2 (disable-kube-proxy)")
+        elif not cluster.daemon_sets:
+            next_step = "run `kroute check` on a node after the installation"
+            found = warning(PROXY, "whether a kube-proxy runs is not known", next_step)
+        values.findings.append(found)
     if values.settings:
         unused = f", and has no use for {len(values.remarks)} others" if values.remarks else ""
         name = "kube-router" if routers else "kube-proxy"
@@ -256,7 +256,7 @@ def _take_kube_proxy(values: Values, proxy: _Proxy) -> Finding:
         values.remark(f"the configuration file of {proxy.name} is in no ConfigMap that could be read")
         mode = "unknown"
     else:
-        _take_flags(values, container, f"kube-proxy's flags, {proxy.name}", 1)
+        _take_flags(values, container, f"kube-proxy's flags, {proxy.name}", KUBE_PROXY)
     where = f"{proxy.name}, on {proxy.nodes:,} Node{'' if proxy.nodes == 1 else 's'}, mode {mode or 'iptables'}"
     if proxy.nodes == 0 and proxy.name.startswith("DaemonSet"):
         return ok(PROXY, f"kube-proxy: {where}")
@@ -283,10 +283,10 @@ def _take_configuration(values: Values, content: Mapping[str, Any], source: str,
         values.remark(f"{source}, {field}: {why}")
 
 
-def _take_flags(values: Values, container: Container, source: str, table: int) -> None:
-    """Take what the flags of kube-router (0) or kube-proxy (1) mean: `table` is the place in `flag_tables`."""
+def _take_flags(values: Values, container: Container, source: str, table: OtherFlags) -> None:
+    """Take what the flags of kube-router or kube-proxy mean."""
     own = {f"--{name}" for name in _OPTIONS}
-    for name in flag_tables()[table].flags:
+    for name in table.flags:
         value = container.flag(name)
         if value is None:
             continue

@@ -117,15 +117,14 @@ class Redaction:
                 return {self._plain(key): self._value(each, key) for key, each in value.items()}
             case list():
                 return [self._value(each, name) for each in value]
-            case bool() | None:
-                return value
-            case str() | int() | float() if _names_secret(name) and len(str(value)) >= 4:
+            case str() | int() | float() if (
+                not isinstance(value, bool) and _names_secret(name) and len(str(value)) >= 4
+            ):
                 self.count += 1
                 return REMOVED
             case str():
                 return self._plain(value)
-            case _:
-                return value
+        return value
 
     def _plain(self, text: str) -> str:
         """A text without secrets; what looks like the beginning of one removes no more than one would have."""
@@ -216,17 +215,13 @@ def _keys(text: str) -> Iterator[tuple[int, int]]:
 
 def secrets_of(settings: Settings, environment: Mapping[str, str] = os.environ) -> set[str]:
     """The secrets that this node is known to have: of the kubeconfig, the service account and the environment."""
-    found = {value for name, value in environment.items() if _is_secret(name)}
+    others = {name: value for name, value in environment.items() if not name.startswith("KROUTE_")}  # they hold none
+    found = {value for name, value in others.items() if _SECRET_NAME.search(name)}
     for name in ("token", "ca.crt"):
-        found.update(_lines_of(SERVICE_ACCOUNT / name))
+        found.update(_lines(_read(SERVICE_ACCOUNT / name)))
     if settings.kubeconfig is not None:
         found.update(_of_kubeconfig(settings.kubeconfig))
     return {value for value in found if len(value) >= SHORTEST}
-
-
-def _is_secret(variable: str) -> bool:
-    """Whether a variable of this name may hold a secret. kroute's own settings hold none."""
-    return not variable.startswith("KROUTE_") and _SECRET_NAME.search(variable) is not None
 
 
 def _of_kubeconfig(path: Path) -> Iterator[str]:
@@ -240,7 +235,7 @@ def _of_kubeconfig(path: Path) -> Iterator[str]:
         return
     for name, value in _scalars(content):
         if name in _FILES:
-            yield from _lines_of(path.parent / value)
+            yield from _lines(_read(path.parent / value))
         elif name.endswith("-data"):
             yield from _decoded(value)
     for user in content.get("users") or ():
@@ -258,18 +253,12 @@ def _scalars(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
                 yield from _scalars(each, name)
         case str():
             yield name, value
-        case _:
-            pass
 
 
 def _decoded(value: str) -> Iterator[str]:
     yield value
     with suppress(binascii.Error, ValueError):
         yield from _lines(base64.b64decode(value, validate=True).decode(errors="replace"))
-
-
-def _lines_of(path: Path) -> list[str]:
-    return _lines(_read(path))
 
 
 def _read(path: Path) -> str:

@@ -6,8 +6,8 @@ nodes have counts as right. If two values are equally frequent, every node is ma
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -56,13 +56,8 @@ async def survey(kubectl: Kubectl, pods: Sequence[AgentPod], pause: float = SECO
 async def _compare(kubectl: Kubectl, right: AgentPod, pods: Sequence[AgentPod]) -> dict[str, list[str]]:
     """For each of the pods' nodes what it plans in another way than the node of `right`."""
     others, *states = await asyncio.gather(*(ask_shared(kubectl, pod) for pod in (right, *pods)))
-    if others is None:
-        return {}
-    return {
-        pod.node: server_differences(state, others)
-        for pod, state in zip(pods, states, strict=True)
-        if state is not None
-    }
+    answers = [(pod.node, state) for pod, state in zip(pods, states, strict=True) if state is not None]
+    return {} if others is None else {node: server_differences(state, others) for node, state in answers}
 
 
 def usual(values: Iterable[T]) -> T | None:
@@ -79,31 +74,28 @@ def differences(nodes: Sequence[AgentAnswer]) -> dict[str, list[str]]:
     answered = {node: status for node, status in statuses.items() if status.state is not State.NO_AGENT}
     if len(answered) < 2:
         return {}
-    found: dict[str, list[str]] = {}
-    rows: tuple[tuple[str, Callable[[Status], str]], ...] = (
-        ("version", lambda status: status.version),
-        ("firewall", lambda status: status.firewall),
-    )
-    for what, of in rows:
-        most = usual(map(of, answered.values()))
-        for node, status in answered.items():
-            if (has := of(status)) != most:
-                found.setdefault(node, []).append(f"{what} {has}" + (f", others have {most}" if most else ""))
+    found: dict[str, list[str]] = defaultdict(list)
+    for what in ("version", "firewall"):
+        values: dict[str, str] = {node: getattr(status, what) for node, status in answered.items()}
+        most = usual(values.values())
+        for node, value in values.items():
+            if value != most:
+                found[node].append(f"{what} {value}" + (f", others have {most}" if most else ""))
     for node, sentences in _problems(answered).items():
-        found.setdefault(node, []).extend(sentences)
+        found[node] += sentences
     return found
 
 
 def _problems(answered: Mapping[str, Status]) -> dict[str, list[str]]:
     """The problems of Services that less than half of the nodes have."""
-    having: dict[tuple[str, str], list[str]] = {}
+    having: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node, status in answered.items():
         for problem in {(problem.service, problem.reason): None for problem in status.problems if problem.service}:
-            having.setdefault(problem, []).append(node)
-    found: dict[str, list[str]] = {}
+            having[problem].append(node)
+    found: dict[str, list[str]] = defaultdict(list)
     for (service, reason), nodes in having.items():
         for node in nodes if 2 * len(nodes) < len(answered) else ():
-            found.setdefault(node, []).append(f"problem {reason} of {service}, which most others do not have")
+            found[node].append(f"problem {reason} of {service}, which most others do not have")
     return {node: _shortened(sentences) for node, sentences in found.items()}
 
 

@@ -344,14 +344,13 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
     ):
         if (values["detect_local_mode"] == mode) != bool(values[name]):
             raise click.UsageError(f"--detect-local-mode {mode} and --{name.replace('_', '-')} need each other")
-    names = ConntrackSettings.__struct_fields__
-    changed: dict[str, Any] = {
-        name: values[name] or "" for name in ("pod_bridge_interface", "pod_interface_name_prefix")
+    conntrack = ConntrackSettings(*(values[f"conntrack_{name}"] for name in ConntrackSettings.__struct_fields__))
+    changed = {
+        **{name: values[name] or "" for name in ("pod_bridge_interface", "pod_interface_name_prefix")},
+        **{name: values[name] == "on" for name in ("hairpin", "strict_arp")},
+        "ipvs_estimation": {"on": True, "off": False, "leave": None}[values["ipvs_estimation"]],
     }
-    changed |= {name: values[name] == "on" for name in ("hairpin", "strict_arp")}
-    changed["ipvs_estimation"] = {"on": True, "off": False, "leave": None}[values["ipvs_estimation"]]
-    changed |= {"conntrack": ConntrackSettings(*(values[f"conntrack_{name}"] for name in names))}
-    return common_settings({**values, **changed})
+    return common_settings({**values, **changed, "conntrack": conntrack})
 
 
 def common_settings(values: Mapping[str, Any]) -> Settings:

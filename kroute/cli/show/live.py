@@ -185,8 +185,8 @@ def drawn(found: RateList, how: str, height: int) -> Text:
 def _lines(rows: list[RateRow], left_out: int, screen: Screen) -> list[str]:
     """The lines of a table with these rows, as the terminal folds them, and how many rows are left out."""
     table, columns = rate_table(rows, exact=screen.is_wide), terminal_width()
-    headings = [(line, click.style(line, bold=True)) for line in table.headings(screen.width)]
-    lines = [*headings, *((line, line) for line in table.rows(screen.width))]
+    headings, below = table.lines(screen.width)
+    lines = [*((line, click.style(line, bold=True)) for line in headings), *((line, line) for line in below)]
     if left_out:
         more = f"{left_out} more: use --filter or --sort-by, or a larger window"
         lines += [(line, line) for line in screen.folded(more)]
@@ -195,6 +195,5 @@ def _lines(rows: list[RateRow], left_out: int, screen: Screen) -> list[str]:
 
 def _folded(line: str, styled: str, columns: int) -> list[str]:
     """A line as the terminal folds it."""
-    if len(line) <= columns:
-        return [styled]
-    return [line[start : start + columns] for start in range(0, len(line), columns)]
+    parts = [line[start : start + columns] for start in range(0, len(line), columns)]
+    return parts if len(line) > columns else [styled]

@@ -110,14 +110,11 @@ def run(command: click.Command, arguments: list[str] | None, program: str = "kro
     return code if isinstance(code, int) else DONE
 
 
-OTHERS = "Other commands"
-
-
 class SectionGroup(click.Group):
     """A group whose help lists its commands in sections, each with its whole summary."""
 
     sections: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """The headings, with the names of their commands. Commands in none of them are the last section."""
+    """The headings, with the names of their commands, which are all that the group has."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Add a command. Its summary is its first sentence, also where click would cut it."""
@@ -126,12 +123,7 @@ class SectionGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections."""
-        names = self.list_commands(ctx)
-        named = {name for section in self.sections.values() for name in section}
-        rest = [name for name in names if name not in named]
-        width = max(map(len, names), default=0)
-        for heading, section in [*self.sections.items(), (OTHERS, rest)]:
-            rows = [(name.ljust(width), self.commands[name].short_help or "") for name in section if name in names]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
+        width = max(map(len, self.commands))
+        for heading, section in self.sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), self.commands[name].short_help or "") for name in section])

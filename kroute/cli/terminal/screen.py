@@ -63,19 +63,12 @@ class TextTable:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def headings(self, width: int | None) -> list[str]:
-        """The lines of the headings, as many as a group has levels."""
-        return self._lines(width)[0]
-
-    def rows(self, width: int | None, *, repeats: bool = False) -> list[str]:
-        """The lines below the headings.
+    def lines(self, width: int | None, *, repeats: bool = False) -> tuple[list[str], list[str]]:
+        """The lines of the headings, as many as a group has levels, and those below.
 
         `width` is in characters; None is without limit. `repeats`: every line has its outer cells, so that a program
         can read lines one by one. Otherwise they are only in the first line of their group.
         """
-        return self._lines(width, repeats=repeats)[1]
-
-    def _lines(self, width: int | None, *, repeats: bool = False) -> tuple[list[str], list[str]]:
         rows = self._rows if repeats else list(_without_repetitions(self._rows, self._outer))
         widths = _widths([self._headings, *rows])
         if width is not None and _total(widths) > width:
@@ -197,9 +190,10 @@ class Screen:
 
     def table(self, table: TextTable) -> None:
         """Write a table with its headings."""
-        for line in table.headings(self.width):
+        headings, rows = table.lines(self.width, repeats=self.repeats)
+        for line in headings:
             click.secho(line, bold=True)
-        for line in table.rows(self.width, repeats=self.repeats):
+        for line in rows:
             click.echo(line)
 
 
