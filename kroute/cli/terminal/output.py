@@ -121,7 +121,7 @@ class SectionGroup(click.Group):
         cmd.short_help = cmd.short_help or " ".join((cmd.help or "").partition("\n\n")[0].split())
         super().add_command(cmd, name)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the sections."""
         width = max(map(len, self.commands))
         for heading, section in self.sections.items():
