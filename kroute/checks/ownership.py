@@ -65,8 +65,7 @@ class _Silence:
     def broken_by(self, proxy: str, *, is_meant: bool) -> None:
         self.seen |= {proxy}
         self.since = None
-        if is_meant:
-            self.meant = proxy
+        self.meant = proxy if is_meant else self.meant
 
 
 class _MeantProxies:
@@ -163,10 +162,9 @@ class Ownership:
             return frozenset()
         if not has_served:
             return await self._wait(hindrance)
-        if not unfinished:
-            return frozenset()
-        self._unfinished = frozenset(unfinished) & {sign.proxy for sign in await self._signs()}
-        return frozenset(unfinished) - self._unfinished
+        at_work = {sign.proxy for sign in await self._signs()} if unfinished else set()
+        self._unfinished = frozenset(unfinished) & at_work
+        return frozenset(unfinished) - at_work
 
     async def follow_rivals(self, restrain: Callable[[bool], None], remove: Remove) -> None:
         """Look for proxies that come later, until cancelled.
@@ -236,18 +234,15 @@ class Ownership:
         since = silence.since = now if silence.since is None else silence.since
         cluster = await self._cluster.ask(ASK_AGAIN if since < now else 0)
         if cluster:
-            proxy, why = next(iter(cluster.items()))
-            silence.meant = proxy
-            return Sign(proxy, f"it is silent, but {why}", is_at_work=False)
+            silence.meant, why = next(iter(cluster.items()))
+            return Sign(silence.meant, f"it is silent, but {why}", is_at_work=False)
         if silence.meant:
             unknown = "it is silent, and the API server does not say whether it is to come back"
             return Sign(silence.meant, unknown, is_at_work=False) if cluster is None else None
-        silent = silence.seen | await self._traces.now()
+        silent = ", ".join(sorted(silence.seen | await self._traces.now()))
         rest = self._settings.take_over_after - (now - since)
-        if silent and rest > 0:
-            why = f"it is silent, and counts as ended in {rest:.0f} s"
-            return Sign(", ".join(sorted(silent)), why, is_at_work=False)
-        return None
+        why = f"it is silent, and counts as ended in {rest:.0f} s"
+        return Sign(silent, why, is_at_work=False) if silent and rest > 0 else None
 
     def _waits(self, sign: Sign | None) -> None:
         before, self.waits_for = self.waits_for, sign

@@ -43,7 +43,7 @@ DIRECTOR = Required(
 
 async def missing_prerequisites(required: Required) -> list[str]:
     """The missing prerequisites, one sentence each with the way to get it; empty if kroute can start."""
-    return [str(finding) for finding in await findings(required)]
+    return list(map(str, await findings(required)))
 
 
 async def look_at_node(settings: Settings) -> tuple[Choice | None, list[Finding]]:
@@ -61,10 +61,9 @@ async def look_at_node(settings: Settings) -> tuple[Choice | None, list[Finding]
 async def missing_for_undoing(settings: Settings) -> list[str]:
     """What is missing for undoing what kroute did on this node: also what each present firewall backend needs."""
     missing = await findings(NODE) + await interface_findings(settings)
-    if not missing:
-        for name in await backend.present(settings):
-            missing += await firewall_findings(name)
-    return [str(finding) for finding in missing]
+    for name in () if missing else await backend.present(settings):
+        missing += await firewall_findings(name)
+    return list(map(str, missing))
 
 
 async def firewall_findings(name: str) -> list[Finding]:

@@ -17,7 +17,6 @@ from kroute.checks.cluster_reader import UNREAD, Cluster, ClusterReadError, Get,
 from kroute.checks.finding import Finding, Level, failed, ok
 from kroute.cli.chart_values import API_SERVER, PODS, SERVICES, SETTINGS, text_of, values_of
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError
-from kroute.cli.terminal.findings import show_findings
 from kroute.cli.terminal.output import DONE, FAILURE, complain
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
@@ -27,11 +26,6 @@ API = "api"
 _ORDER = (API, VERSION, API_SERVER, NODES, NAMESPACE, PROXY, CNI, PODS, SERVICES, NEIGHBOURS, SETTINGS, UNREAD)
 _STATUS = {"NotFound": 404, "Forbidden": 403}
 """HTTP status codes by the word of kubectl's `Error from server (…)`."""
-
-
-async def check_by_kubectl(kubectl: Kubectl, namespace: str, how: str) -> int:
-    """Print the findings. Returns the exit code."""
-    return show_findings(await findings_by(by_kubectl(kubectl), namespace), how)
 
 
 async def write_values(kubectl: Kubectl, namespace: str) -> int:

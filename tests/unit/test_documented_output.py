@@ -10,7 +10,8 @@ import pytest
 
 from kroute import __version__
 from kroute.cli.explain import print_explanations
-from kroute.cli.kubectl.printing import Fleet, FleetNode, print_fleet
+from kroute.cli.fleet.agents import FleetNode
+from kroute.cli.kubectl.printing import Fleet, print_fleet
 from kroute.cli.status import print_status
 from kroute.cli.terminal.findings import print_findings
 from kroute.cli.terminal.screen import Screen

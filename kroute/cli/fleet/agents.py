@@ -17,6 +17,7 @@ from kroute.checks.cluster_objects import ClusterPod, Container, PodSpec
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
 from kroute.inspect.shared_state import SharedState
 from kroute.inspect.status import Status
+from kroute.model.document import View
 
 LABELS = "app.kubernetes.io/name=kroute"
 NAMESPACE = "kube-system"
@@ -111,19 +112,23 @@ def _reachable_port(bound: str) -> int | None:
         return None
 
 
-class AgentAnswer(msgspec.Struct):
-    """One node's answer. `via` says how it was asked. `error` says why there is no status, or is empty."""
+class FleetNode(View):
+    """One node's answer. `via` says how it was asked. `error` says why there is no status, or is empty.
+
+    `differences` are sentences about what it has differently from the others.
+    """
 
     node: str
     pod: str
-    via: str = ""
-    status: Status | None = None
-    error: str = ""
+    via: str
+    status: Status | None
+    error: str
+    differences: list[str]
 
 
-async def ask_status(kubectl: Kubectl, pod: AgentPod) -> AgentAnswer:
+async def ask_status(kubectl: Kubectl, pod: AgentPod) -> FleetNode:
     """The status of one agent, with the digest of what it shares with others."""
-    found = AgentAnswer(pod.node, pod.name)
+    found = FleetNode(pod.node, pod.name, "", None, "", [])
     try:
         found.via, answer = await _ask(kubectl, pod, "status", ("status", "--output", "json"))
         found.status = msgspec.json.decode(answer, type=Status)
@@ -143,7 +148,7 @@ async def ask_shared(kubectl: Kubectl, pod: AgentPod) -> SharedState | None:
         return None
 
 
-async def ask_all_status(kubectl: Kubectl, pods: Sequence[AgentPod]) -> list[AgentAnswer]:
+async def ask_all_status(kubectl: Kubectl, pods: Sequence[AgentPod]) -> list[FleetNode]:
     """The status of every agent, in the order of the pods."""
     return list(await asyncio.gather(*(ask_status(kubectl, pod) for pod in pods)))
 

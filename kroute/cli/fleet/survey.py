@@ -10,10 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-import msgspec
-
 from kroute.base.wording import host_port
-from kroute.cli.fleet.agents import AgentAnswer, AgentPod, ask_all_status, ask_shared
+from kroute.cli.fleet.agents import AgentPod, FleetNode, ask_all_status, ask_shared
 from kroute.cli.fleet.kubectl import Kubectl
 from kroute.inspect.shared_state import SharedServer, SharedState
 from kroute.inspect.status import State, Status
@@ -28,14 +26,7 @@ MOST_NAMED = 5
 T = TypeVar("T", bound=Hashable)
 
 
-class Survey(msgspec.Struct):
-    """The answers, by node, and for each node that differs from the others in what way."""
-
-    nodes: list[AgentAnswer]
-    differences: dict[str, list[str]]
-
-
-async def survey(kubectl: Kubectl, pods: Sequence[AgentPod], pause: float = SECOND_LOOK) -> Survey:
+async def survey(kubectl: Kubectl, pods: Sequence[AgentPod], pause: float = SECOND_LOOK) -> list[FleetNode]:
     """Ask these agents, and compare their answers. A difference counts if it is there `pause` seconds later as well."""
     nodes = await ask_all_status(kubectl, pods)
     right, wrong = to_compare(nodes)
@@ -50,7 +41,9 @@ async def survey(kubectl: Kubectl, pods: Sequence[AgentPod], pause: float = SECO
             found.setdefault(node, []).extend(sentences)
         for node in others:
             found.setdefault(node, []).append(f"its virtual servers are not those of {right}")
-    return Survey(nodes, found)
+    for answer in nodes:
+        answer.differences = found.get(answer.node, [])
+    return nodes
 
 
 async def _compare(kubectl: Kubectl, right: AgentPod, pods: Sequence[AgentPod]) -> dict[str, list[str]]:
@@ -68,7 +61,7 @@ def usual(values: Iterable[T]) -> T | None:
     return ranked[0][0]
 
 
-def differences(nodes: Sequence[AgentAnswer]) -> dict[str, list[str]]:
+def differences(nodes: Sequence[FleetNode]) -> dict[str, list[str]]:
     """For each node that differs in version, backend or problems: sentences about it."""
     statuses = {node.node: node.status for node in nodes if node.status is not None}
     answered = {node: status for node, status in statuses.items() if status.state is not State.NO_AGENT}
@@ -99,7 +92,7 @@ def _problems(answered: Mapping[str, Status]) -> dict[str, list[str]]:
     return {node: _shortened(sentences) for node, sentences in found.items()}
 
 
-def to_compare(nodes: Sequence[AgentAnswer]) -> tuple[str | None, list[str]]:
+def to_compare(nodes: Sequence[FleetNode]) -> tuple[str | None, list[str]]:
     """A node that plans what most do, and the nodes that plan something else.
 
     Without a majority the node that has the most Services is the first one, and all others differ from it.

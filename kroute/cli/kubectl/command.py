@@ -13,7 +13,7 @@ from click.shell_completion import ShellComplete
 from kroute import __version__
 from kroute.base.printable import printable
 from kroute.base.wording import with_path
-from kroute.cli.fleet.agents import NAMESPACE, AgentAnswer, AgentPod, ask_all_status, find, run
+from kroute.cli.fleet.agents import NAMESPACE, AgentPod, FleetNode, ask_all_status, find, run
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
 from kroute.cli.fleet.survey import survey
 from kroute.cli.kubectl import printing
@@ -189,7 +189,7 @@ def top(by: str, *, interval: float, sort_by: str | None, only: str, output: str
 def version(*, client: bool, output: str, **options: Any) -> int:
     """Show the version of this command, and those of the agents with their nodes."""
 
-    def show_versions(answers: Sequence[AgentAnswer]) -> int:
+    def show_versions(answers: Sequence[FleetNode]) -> int:
         found = printing.versions(answers)
         show(found, output, printing.print_versions)
         return FAILURE if found.unanswered else DONE
@@ -268,9 +268,10 @@ def check(*, before_install: bool, output: str, **options: Any) -> int:
     """
 
     async def read(kubectl: Kubectl) -> int:
-        from kroute.cli.installation import check_by_kubectl  # noqa: PLC0415  other commands do not need it
+        from kroute.cli.installation import by_kubectl, findings_by  # noqa: PLC0415  other commands do not need it
+        from kroute.cli.terminal.findings import show_findings  # noqa: PLC0415  as above
 
-        return await check_by_kubectl(kubectl, options["namespace"], output)
+        return show_findings(await findings_by(by_kubectl(kubectl), options["namespace"]), output)
 
     if before_install:
         return asyncio.run(read(kubectl_of(options, options["timeout"])))
@@ -320,7 +321,7 @@ def _answered(
 
 async def _status(kubectl: Kubectl, pods: Sequence[AgentPod], how: str) -> int:
     """Print the status of every node. All is right if each answers, has no problem, and differs from no other."""
-    fleet = printing.document(await survey(kubectl, pods))
+    fleet = printing.Fleet(await survey(kubectl, pods))
     show(fleet, how, printing.print_fleet)
     return FAILURE if fleet.names() else DONE
 
@@ -329,8 +330,8 @@ async def _run(kubectl: Kubectl, pods: Sequence[AgentPod], words: Sequence[str],
     """Run a command on every node, and print the outputs one below the other, with the marks of the survey."""
     remote = "json" if how in FOR_PROGRAMS else how
     asked = _outputs(kubectl, pods, [*words, "--output", remote])
-    found, outputs = await asyncio.gather(survey(kubectl, pods), asked)
-    answers = [printing.answer(node, output, found.differences.get(node, [])) for node, output in outputs]
+    nodes, outputs = await asyncio.gather(survey(kubectl, pods), asked)
+    answers = [printing.answer(node, output) for node, output in zip(nodes, outputs, strict=True)]
     show(printing.NodeAnswers(items=printing.marked(answers)), how, printing.print_answers)
     return code_of(answers)
 
@@ -350,7 +351,7 @@ def code_of(answers: Sequence[printing.NodeAnswer]) -> int:
 async def _bundle(kubectl: Kubectl, pods: Sequence[AgentPod], directory: Path) -> int:
     """Write the bundle of each node into a file of its own, and name the files."""
     outputs = await _outputs(kubectl, pods, ["bundle", "--file", "-"])
-    written = [_keep(directory, node, output) for node, output in outputs]
+    written = [_keep(directory, pod.node, output) for pod, output in zip(pods, outputs, strict=True)]
     return DONE if all(written) else FAILURE
 
 
@@ -375,16 +376,14 @@ def _keep(directory: Path, node: str, output: Output | KubectlError) -> bool:
     return not trouble
 
 
-async def _outputs(
-    kubectl: Kubectl, pods: Sequence[AgentPod], words: Sequence[str]
-) -> list[tuple[str, Output | KubectlError]]:
-    """For each pod its node, and what a command writes there, or why it was not run."""
+async def _outputs(kubectl: Kubectl, pods: Sequence[AgentPod], words: Sequence[str]) -> list[Output | KubectlError]:
+    """What a command writes in each pod, or why it was not run there."""
 
-    async def output(pod: AgentPod) -> tuple[str, Output | KubectlError]:
+    async def output(pod: AgentPod) -> Output | KubectlError:
         try:
-            return pod.node, await run(kubectl, pod, words)
+            return await run(kubectl, pod, words)
         except KubectlError as error:
-            return pod.node, error
+            return error
 
     return await asyncio.gather(*map(output, pods))
 

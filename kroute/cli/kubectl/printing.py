@@ -7,12 +7,12 @@ import click
 import msgspec
 
 from kroute import __version__
-from kroute.cli.fleet.agents import AgentAnswer, decoded
+from kroute.cli.fleet.agents import FleetNode, decoded
 from kroute.cli.fleet.kubectl import KubectlError, Output
-from kroute.cli.fleet.survey import Survey, usual
+from kroute.cli.fleet.survey import usual
 from kroute.cli.status import print_problem
 from kroute.cli.terminal.screen import Screen, TextTable
-from kroute.inspect.status import Status, StatusProblem
+from kroute.inspect.status import StatusProblem
 from kroute.model.document import Document, View
 
 SHOWN = 20
@@ -20,20 +20,6 @@ SHOWN = 20
 NAMED_NODES = 5
 _HEADINGS = ("Node", "State", "Version", "Firewall", "Services", "Virtual", "Real", "Problems", "Differs")
 _WIDE = ("Pending", "Last resync", "Asked by", "Pod")
-
-
-class FleetNode(View):
-    """One node's answer. `via` says how it was asked. `error` says why there is no status, or is empty.
-
-    `differences` are sentences about what it has differently from the others.
-    """
-
-    node: str
-    pod: str
-    via: str
-    status: Status | None
-    error: str
-    differences: list[str]
 
 
 class Fleet(Document):
@@ -90,7 +76,7 @@ class FleetVersions(Document):
         return [self.client, *self.agents]
 
 
-def versions(nodes: Sequence[AgentAnswer]) -> FleetVersions:
+def versions(nodes: Sequence[FleetNode]) -> FleetVersions:
     """The versions of these nodes' agents, the most frequent first."""
     found: dict[str, list[str]] = {}
     unanswered: dict[str, str] = {}
@@ -114,22 +100,14 @@ def print_versions(found: FleetVersions, screen: Screen) -> None:
         screen.line(f"NO ANSWER       {node}: {reason}", hang=16, fg="red")
 
 
-def document(found: Survey) -> Fleet:
-    return Fleet(
-        items=[
-            FleetNode(node.node, node.pod, node.via, node.status, node.error, found.differences.get(node.node, []))
-            for node in found.nodes
-        ]
-    )
-
-
-def answer(node: str, found: Output | KubectlError, differences: Sequence[str]) -> NodeAnswer:
+def answer(node: FleetNode, found: Output | KubectlError) -> NodeAnswer:
     """A node's answer: what its command has written, or why it was not run."""
+    differences = list(node.differences)
     if isinstance(found, KubectlError):
-        return NodeAnswer(node, error=str(found), differences=list(differences))
+        return NodeAnswer(node.node, error=str(found), differences=differences)
     value = decoded(found.out)
     lines = found.out.decode(errors="replace").splitlines() if value is None else []
-    return NodeAnswer(node, found.code, value, lines, differences=list(differences))
+    return NodeAnswer(node.node, found.code, value, lines, differences=differences)
 
 
 def marked(answers: list[NodeAnswer]) -> list[NodeAnswer]:

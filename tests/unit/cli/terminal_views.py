@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from kroute.checks.finding import failed, ok, warning
 from kroute.checks.other_proxies import KUBE_PROXY, OTHER_PROXIES
 from kroute.cli.explain import print_explanations
+from kroute.cli.fleet.agents import FleetNode
 from kroute.cli.installation import findings_by
 from kroute.cli.kubectl.printing import (
     Fleet,
-    FleetNode,
     FleetVersions,
     NodeAnswer,
     NodeAnswers,

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from kroute.cli.fleet.agents import AgentAnswer
+from kroute.cli.fleet.agents import FleetNode
 from kroute.cli.fleet.survey import differences, lasting, server_differences, to_compare, usual
 from kroute.inspect.shared_state import SharedServer, SharedState
 from kroute.inspect.status import Served, Severity, State, Status, StatusProblem, with_problems
@@ -10,16 +10,16 @@ from kroute.inspect.status import Served, Severity, State, Status, StatusProblem
 SERVER = SharedServer("default/web", "TCP", "10.96.0.10", 80, "rr 0x0 None", ("10.244.1.5:80=1", "10.244.2.5:80=1"))
 
 
-def answer(node: str, *reasons: str, **changes: object) -> AgentAnswer:
+def answer(node: str, *reasons: str, **changes: object) -> FleetNode:
     """A node's answer, with these problems of one Service."""
     usual_one = Status(node=node, state=State.READY, version="1.0.0", firewall="nftables", shared="a")
     problems = [StatusProblem(Severity.WARNING, "default/web", reason, f"{reason} on {node}", "") for reason in reasons]
     status = with_problems(msgspec.structs.replace(usual_one, **changes), problems)
-    return AgentAnswer(node, f"kroute-{node}", status=status)
+    return FleetNode(node, f"kroute-{node}", "", status, "", [])
 
 
 def test_equal_nodes_and_a_single_one_do_not_differ() -> None:
-    assert differences([answer("a"), answer("b"), AgentAnswer("c", "kroute-c", error="gone")]) == {}
+    assert differences([answer("a"), answer("b"), FleetNode("c", "kroute-c", "", None, "gone", [])]) == {}
     assert differences([answer("a", version="2")]) == {}
     assert to_compare([answer("a"), answer("b")]) == (None, [])
 
