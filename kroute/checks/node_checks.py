@@ -190,10 +190,8 @@ CALLED = "net.bridge.bridge-nf-call-ip6tables"
 """br_netfilter's switch for IPv6; it exists while the module is loaded."""
 
 
-async def check_bridges(
-    sysctls: SysctlClient, links: LinkClient, *, ipv6: bool, names: Iterable[str] | None = None
-) -> Finding:
-    """Look whether the kernel loses large IPv6 datagrams of pods on a bridge. `names` are those of the node's links.
+async def check_bridges(sysctls: SysctlClient, links: LinkClient, *, ipv6: bool) -> Finding:
+    """Look whether the kernel loses large IPv6 datagrams of pods on a bridge.
 
     With br_netfilter the fragments are put together on the bridge, before the node's own IPv6. What that notes of their
     size is cleared on the way (ip6_rcv_core), and IPVS takes the whole for one packet above the MTU: it answers "packet
@@ -201,8 +199,7 @@ async def check_bridges(
     """
     if not ipv6 or sysctls.read(CALLED) != "1":
         return ok(BRIDGES, "large IPv6 datagrams of pods reach Services")
-    if names is None:
-        names = [name for _, name in socket.if_nameindex()]
+    names = [name for _, name in socket.if_nameindex()]
     bridges = [name for name in names if (link := await links.read(name)) is not None and link.kind == "bridge"]
     if not bridges:
         return ok(BRIDGES, "this node has no bridge, so large IPv6 datagrams of pods reach Services")

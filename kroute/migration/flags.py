@@ -71,9 +71,9 @@ def renamed(
     return Flag(Treatment.HONOURED, becomes or f"`{ours}`", default, translate)
 
 
-def same(name: str, default: str = "", write: Callable[[str], str] = str, *, unset: str | None = None) -> Flag:
+def same(name: str, write: Callable[[str], str] = str) -> Flag:
     """A flag that kroute has with this name and meaning."""
-    return renamed(f"--{name}", default, write, unset=unset, becomes=THE_SAME)
+    return renamed(f"--{name}", write=write, becomes=THE_SAME)
 
 
 def switch(on: Sequence[str], off: Sequence[str], becomes: str, *, default: bool = False) -> Flag:
@@ -249,8 +249,8 @@ _FLAGS: dict[str, Flag] = {
     "use-nftables-for-netpol": refused(_POLICIES, False),
     "kubeconfig": same("kubeconfig"),
     "master": same("master"),
-    "cluster-cidr": same("cluster-cidr", write=networks),
-    "loadbalancer-ip-range": same("loadbalancer-ip-range", write=networks),
+    "cluster-cidr": same("cluster-cidr", networks),
+    "loadbalancer-ip-range": same("loadbalancer-ip-range", networks),
     **{name: refused(_ROUTING, default) for name, default in _ROUTING_DEFAULTS.items()},
 }
 

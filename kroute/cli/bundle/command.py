@@ -65,41 +65,32 @@ class Index(Document, kw_only=True):
         return [part.name for part in self.parts if not part.reason]
 
 
-async def collect(
-    node: str,
-    parts: Sequence[Part],
-    redaction: Redaction,
-    *,
-    part_seconds: float = PART_SECONDS,
-    all_seconds: float = ALL_SECONDS,
-    part_bytes: int = PART_BYTES,
-    all_bytes: int = ALL_BYTES,
-) -> tuple[Index, dict[str, bytes]]:
+async def collect(node: str, parts: Sequence[Part], redaction: Redaction) -> tuple[Index, dict[str, bytes]]:
     """The index, and the contents of each part that could be collected, by name."""
     index = Index(node=node, created=time.time(), parts=[])
     contents: dict[str, bytes] = {}
-    end, left = time.monotonic() + all_seconds, all_bytes
+    end, left = time.monotonic() + ALL_SECONDS, ALL_BYTES
     for part in parts:
         entry = IndexEntry(part.name, part.about)
         index.parts.append(entry)
         began = time.monotonic()
         if end <= began or left <= 0:
-            entry.reason = f"left out: the bundle has taken {all_seconds:g} s or {all_bytes} bytes already"
+            entry.reason = f"left out: the bundle has taken {ALL_SECONDS:g} s or {ALL_BYTES} bytes already"
             continue
-        until = began + min(part_seconds, end - began)
+        until = began + min(PART_SECONDS, end - began)
         try:
             async with asyncio.timeout(until - began):
                 raw = _bytes_of(await part.collect())
-            read = raw[: part_bytes + LONGEST_SECRET]
+            read = raw[: PART_BYTES + LONGEST_SECRET]
             kept = redaction.clean(read.decode(errors="replace"), until).encode()
             if len(read) < len(raw):
                 kept = kept[:-LONGEST_SECRET]  # the first half of a secret may be there
         except TimeoutError:
-            entry.reason = f"not collected within {part_seconds:g} s"
+            entry.reason = f"not collected within {PART_SECONDS:g} s"
         except Exception as error:  # noqa: BLE001  whatever is wrong with the node, the other parts are wanted
             entry.reason = redaction.clean(with_path(error))
         else:
-            contents[part.name] = kept[: min(part_bytes, left)]
+            contents[part.name] = kept[: min(PART_BYTES, left)]
             entry.bytes = len(kept) + len(raw) - len(read)
             entry.omitted = entry.bytes - len(contents[part.name])
             left -= len(contents[part.name])

@@ -26,8 +26,8 @@ MOST_NAMED = 5
 T = TypeVar("T", bound=Hashable)
 
 
-async def survey(kubectl: Kubectl, pods: Sequence[AgentPod], pause: float = SECOND_LOOK) -> list[FleetNode]:
-    """Ask these agents, and compare their answers. A difference counts if it is there `pause` seconds later as well."""
+async def survey(kubectl: Kubectl, pods: Sequence[AgentPod]) -> list[FleetNode]:
+    """Ask these agents, and compare their answers. A difference counts if it is there SECOND_LOOK later as well."""
     nodes = await ask_all_status(kubectl, pods)
     right, wrong = to_compare(nodes)
     found = differences(nodes)
@@ -35,7 +35,7 @@ async def survey(kubectl: Kubectl, pods: Sequence[AgentPod], pause: float = SECO
         named, others = wrong[:MOST_COMPARED], wrong[MOST_COMPARED:]
         by_node = {pod.node: pod for pod in pods}
         first = await _compare(kubectl, by_node[right], [by_node[node] for node in named])
-        await asyncio.sleep(pause)
+        await asyncio.sleep(SECOND_LOOK)
         second = await _compare(kubectl, by_node[right], [by_node[node] for node in named])
         for node, sentences in lasting(first, second).items():
             found.setdefault(node, []).extend(sentences)

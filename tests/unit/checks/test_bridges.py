@@ -1,5 +1,7 @@
 """What `kroute check` says of bridges and large IPv6 datagrams."""
 
+from unittest.mock import patch
+
 import pytest
 
 from kroute.checks.finding import Level
@@ -15,7 +17,8 @@ async def level(*, called: str | None, kind: str = "bridge", ipv6: bool = True) 
     if called is not None:
         kernel.sysctls[CALLED] = called
     async with FakeLinks(kernel) as links:
-        finding = await check_bridges(FakeSysctls(kernel), links, ipv6=ipv6, names=["cbr0", "gone0"])
+        with patch("socket.if_nameindex", lambda: [(1, "cbr0"), (2, "gone0")]):
+            finding = await check_bridges(FakeSysctls(kernel), links, ipv6=ipv6)
     assert (finding.level is Level.WARNING) == ("cbr0" in finding.message)
     return finding.level
 

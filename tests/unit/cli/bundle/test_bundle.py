@@ -177,9 +177,11 @@ async def small() -> dict[str, object]:
     return {"a": 1}
 
 
-async def test_a_part_that_fails_hangs_or_is_large_costs_only_itself() -> None:
+async def test_a_part_that_fails_hangs_or_is_large_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "PART_SECONDS", 0.01)
+    monkeypatch.setattr(command, "PART_BYTES", 100)
     parts = [Part(it.__name__, "", it) for it in (never, broken, large, small)]
-    index, contents = await collect("node1", parts, Redaction(()), part_seconds=0.01, part_bytes=100)
+    index, contents = await collect("node1", parts, Redaction(()))
     reasons = {it.name: it.reason for it in index.parts}
     assert reasons["never"] == "not collected within 0.01 s"
     assert reasons["broken"] == f"no such device, password={REMOVED}"
@@ -189,12 +191,14 @@ async def test_a_part_that_fails_hangs_or_is_large_costs_only_itself() -> None:
     assert unpacked(pack("kroute-bundle", index, contents)).keys() == {INDEX, "large", "small"}
 
 
-async def test_all_parts_together_are_bounded() -> None:
+async def test_all_parts_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "ALL_BYTES", 2500)
     parts = [Part(str(number), "", large) for number in range(5)]
-    index, contents = await collect("node1", parts, Redaction(()), all_bytes=2500)
+    index, contents = await collect("node1", parts, Redaction(()))
     assert [len(it) for it in contents.values()] == [1000, 1000, 500]
     assert all("left out" in it.reason for it in index.parts[3:])
-    index, contents = await collect("node1", parts, Redaction(()), all_seconds=0)
+    monkeypatch.setattr(command, "ALL_SECONDS", 0)
+    index, contents = await collect("node1", parts, Redaction(()))
     assert contents == {}
     assert all("left out" in it.reason for it in index.parts)
 
@@ -277,11 +281,13 @@ async def test_a_part_that_cannot_be_cleaned_in_time_is_left_out(monkeypatch: py
     assert (contents, index.parts[0].reason) == ({}, "not collected within 15 s")
 
 
-async def test_a_secret_at_the_end_of_what_is_read_is_not_cut_in_two() -> None:
+async def test_a_secret_at_the_end_of_what_is_read_is_not_cut_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "PART_BYTES", 1 << 20)
+
     async def much() -> bytes:
         return b"x" * (100 + LONGEST_SECRET - 5) + b"known-value" + b"x" * 1000
 
-    index, contents = await collect("node1", [Part("much", "", much)], Redaction(["known-value"]), part_bytes=1 << 20)
+    index, contents = await collect("node1", [Part("much", "", much)], Redaction(["known-value"]))
     assert b"known" not in contents["much"]
     assert index.parts[0].bytes == index.parts[0].omitted + len(contents["much"])
 
