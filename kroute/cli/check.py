@@ -4,7 +4,6 @@ import asyncio
 
 import click
 
-from kroute.base import logs
 from kroute.checks.api_checks import NO_API, Known, check_api
 from kroute.checks.finding import Finding, failed
 from kroute.checks.node_checks import NODE, check_node, check_node_addresses
@@ -39,7 +38,6 @@ def check(settings: Settings, *, output: str, cluster: bool, namespace: str) -> 
 
     Exits with 0 if no check failed, even with warnings, else with 1.
     """
-    logs.configure("console", "error")  # only the findings are printed
     if not cluster:
         return show_findings(asyncio.run(findings_of(settings)), output)
     from kroute.cli.installation import findings_by_api  # noqa: PLC0415  before an installation only

@@ -29,17 +29,11 @@ ENDING = {signal.SIGTERM, signal.SIGINT}
 )
 def cleanup(*, wait: bool, log_level: str, **values: Any) -> int:
     """Undo everything that kroute did on this node, and say what was undone."""
+    # With --wait a DaemonSet does not start this again, unless it fails. A signal takes effect after the undoing.
     logs.configure("console", log_level)
     settings = Settings(**values)
-    return _undo_and_wait(settings) if wait else _undo(settings)
-
-
-def _undo_and_wait(settings: Settings) -> int:
-    """Undo, then say that the node is clean and do nothing until SIGTERM or SIGINT.
-
-    So a DaemonSet does not restart it. After a failure it ends, and the DaemonSet starts it again. A signal that
-    arrives during the undoing takes effect after it.
-    """
+    if not wait:
+        return _undo(settings)
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     if code := _undo(settings):
         complain(f"{settings.node_name} is not clean: the reasons are named above")

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import click
 
-from kroute.base import logs
 from kroute.base.wording import host_port
 from kroute.cli.parameters.arguments import (
     AddressPorts,
@@ -58,7 +57,6 @@ def explain(settings: Settings, *, target: Target, client: str | None, output: s
     Exits with 0 if every client that was examined is served, with 3 if one is refused or dropped, with 4 if no Service
     has the address and port, with 5 if the kernel differs from the plan, and with 1 if that cannot be found out.
     """
-    logs.configure("console", "error")  # only the explanation is printed
     with refusing(KernelError):
         found = asyncio.run(_explain(settings, target, client))
     if not found.items:

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import click
 
-from kroute.base import logs
 from kroute.checks import preflight
 from kroute.checks.other_proxies import OTHER_PROXIES, OtherProxy
 from kroute.cli.parameters.options import DURATION, Parsed
@@ -100,7 +99,6 @@ def migrate(
         raise click.UsageError("--take-over goes with --from, and --hand-over with --to")
     if stays and not hands_over:
         raise click.UsageError("--stay goes with --hand-over")
-    logs.configure("console", "error")  # only the outcome is printed
     options = TakeOverOptions(node_port_range, wait, force)
     proxy = OTHER_PROXIES[other]
     with refusing(KernelError, LedgerError, StateDirectoryError, RefusalError):

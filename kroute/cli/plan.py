@@ -4,7 +4,6 @@ import asyncio
 
 import click
 
-from kroute.base import logs
 from kroute.checks import preflight
 from kroute.cli.parameters.run_options import settings_in_force
 from kroute.cli.parameters.settings_command import FlagsCommand
@@ -34,7 +33,6 @@ def plan(settings: Settings, *, output: str) -> int:
     Takes the options of `kroute run`. If an agent runs, its settings apply to every option that is not given. Exits
     with 0 if there is nothing to change, with 5 if there is, and with 1 if that cannot be found out.
     """
-    logs.configure("console", "error")  # only the changes are printed
     with refusing(InitialSyncError, KernelError):
         found = asyncio.run(changes_of(settings))
     show(found, output, print_changes)

@@ -19,7 +19,6 @@ import click
 import msgspec
 
 from kroute import __version__
-from kroute.base import logs
 from kroute.base.printable import printable
 from kroute.base.wording import with_path
 from kroute.cli.bundle.parts import Collected, Part, agent_parts, kernel_parts
@@ -137,7 +136,6 @@ def bundle(settings: Settings, *, path: str | None) -> int:
 
     What cannot be collected is named in the bundle's index, with the reason. Exits with 0 if something was collected.
     """
-    logs.configure("console", "error")  # only the index is printed
     name = bundle_name(settings.node_name)
     path = path or f"{name}.tar.gz"
     if path == STDOUT and sys.stdout.isatty():

@@ -13,6 +13,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from kroute.base import logs
 from kroute.base.schedulers import parse_scheduler_flags
 from kroute.cli.parameters.config_file import read_config
 from kroute.cli.parameters.options import (
@@ -364,7 +365,8 @@ def settings_in_force(act: Callable[..., int]) -> Callable[..., int]:
     """Give a command that describes what `kroute run` would do, or what the agent does, its options after its own.
 
     The command is called with the settings in force and the values of its own options. If an agent runs, its settings
-    are in force, unless the command line, a variable or the file overrides them.
+    are in force, unless the command line, a variable or the file overrides them. Only errors are logged: what the
+    command prints is its result.
     """
 
     own = list(signature(act).parameters)[1:]
@@ -375,7 +377,9 @@ def settings_in_force(act: Callable[..., int]) -> Callable[..., int]:
     def command(context: click.Context, /, **values: Any) -> int:
         mine = {name: values.pop(name) for name in own}
         given = {key for key in values if context.get_parameter_source(key) is not ParameterSource.DEFAULT}
-        return act(_in_force(settings_of(values), given), **mine)
+        settings = _in_force(settings_of(values), given)
+        logs.configure("console", "error")
+        return act(settings, **mine)
 
     return command
 

@@ -1,13 +1,14 @@
 """Commands with the options of `kroute run` use the agent's settings, overridden by their own options."""
 
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import click
 import msgspec
 import pytest
 from click.testing import CliRunner
 
+from kroute.base import logs
 from kroute.cli.parameters.run_options import settings_in_force
 from kroute.cli.terminal.formats import output_option
 from kroute.firewall.backend import Choice
@@ -56,7 +57,8 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str, **variables: str) -> None:
-    result = CliRunner().invoke(probe, arguments, env=variables)
+    with patch.object(logs, "configure"):
+        result = CliRunner().invoke(probe, arguments, env=variables)
     assert result.exit_code == 0, result.output
 
 
