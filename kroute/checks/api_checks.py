@@ -27,9 +27,6 @@ class Permission(NamedTuple):
     group: str
     resource: str
 
-    def __str__(self) -> str:
-        return f"{self.verb} on {self.resource}{f' of API group {self.group}' if self.group else ''}"
-
 
 class _ReviewStatus(msgspec.Struct):
     allowed: bool = False
@@ -50,15 +47,6 @@ def needed(kinds: Iterable[WatchedKind] = WATCHED) -> list[Permission]:
     """The permissions that an agent needs: it lists and watches the kinds, and writes Events."""
     permissions = [Permission(verb, kind.group, kind.plural) for kind in kinds for verb in ("list", "watch")]
     return [*permissions, *(Permission(verb, "events.k8s.io", "events") for verb in ("create", "patch"))]
-
-
-async def denied(api: Api, permissions: Iterable[Permission]) -> list[Permission]:
-    """The permissions that the credentials do not have.
-
-    Raises:
-        ApiError: the server does not answer the review.
-    """
-    return [permission for permission in permissions if not await _is_allowed(api, permission)]
 
 
 async def _is_allowed(api: Api, permission: Permission) -> bool:
@@ -128,7 +116,7 @@ def compare_clocks(theirs: float, before: float, after: float) -> Finding:
 
 async def _permissions(api: Api, kinds: Iterable[WatchedKind]) -> list[Finding]:
     try:
-        missing = await denied(api, [*needed(kinds), SERVICE_CIDRS])
+        missing = [row for row in (*needed(kinds), SERVICE_CIDRS) if not await _is_allowed(api, row)]
     except ApiError as error:
         message = f"the API server does not say what kroute may do: {error}"
         return [failed(RBAC, message, "bind the ClusterRole system:basic-user to the service account")]

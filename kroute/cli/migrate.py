@@ -219,13 +219,13 @@ def print_hand_over(proxy: OtherProxy, settings: Settings, plan: HandOver, scree
         screen.line(f"  {address} is not served by {proxy.name}")
     for address in plan.missing:
         screen.line(f"  {address} would be bound to {proxy.link}")
-    if plan.translates:
-        screen.line(f"{proxy.name} serves without IPVS: everything of kroute's goes", hang=2)
-        if plan.connections:
-            screen.line(f"  {plan.connections} connections are still open through IPVS, and are waited for", hang=2)
-        return
     link = "" if plan.keeps_link else ", and its link"
-    screen.line(f"virtual servers and sysctls stay; kroute's rules and sets go{link}", hang=2)
+    effect = f"virtual servers and sysctls stay; kroute's rules and sets go{link}"
+    if plan.translates:
+        effect = f"{proxy.name} serves without IPVS: everything of kroute's goes"
+    screen.line(effect, hang=2)
+    if plan.connections:
+        screen.line(f"  {plan.connections} connections are still open through IPVS, and are waited for", hang=2)
 
 
 def _first_of(things: Sequence[object], number: int | None) -> str:

@@ -152,12 +152,8 @@ async def _open_connections(virtual_servers: Set[VirtualServerKey]) -> int:
     """How many TCP and SCTP connections are established through these virtual servers."""
     async with Ipvs() as ipvs:
         found = (await ipvs.read()).items()
-    return sum(
-        real.active
-        for key, state in found
-        if planned_key(key) in virtual_servers
-        for real in state.real_servers.values()
-    )
+    ours = [state.real_servers for key, state in found if planned_key(key) in virtual_servers]
+    return sum(real.active for real_servers in ours for real in real_servers.values())
 
 
 async def _bind(proxy: OtherProxy, missing: Iterable[str]) -> list[str]:
@@ -178,11 +174,8 @@ async def _with_the_kernels_routes(link: str) -> str:
     """
     async with Addresses() as addresses, Routes() as routes:
         bound = sorted(await addresses.read(link))
-        again = [
-            change
-            for address in bound
-            for change in (UnbindAddress(address), BindAddress(address, keep_kernel_route=True))
-        ]
+        pairs = [(UnbindAddress(address), BindAddress(address, keep_kernel_route=True)) for address in bound]
+        again = [change for pair in pairs for change in pair]
         failures = [str(failure) for failure in await addresses.write(link, again)]
         ours = {address: ours_among(address, found) for address, found in (await routes.read(link)).items()}
         deletions = [

@@ -226,16 +226,14 @@ class TakeOver:
     async def remove(self) -> None:
         """Remove what is left of them, once kroute serves. What cannot be removed is tried again, until cancelled."""
         backoff = Backoff(FIRST_RETRY, LAST_RETRY)
-        proxies, said = list(self._proxies), set[str]()
-        while proxies:
-            for proxy in list(proxies):
-                reason = await self._removed(proxy)
-                if not reason:
-                    proxies.remove(proxy)
-                elif reason not in said:
+        rest, said = self._proxies, set[str]()
+        while rest:
+            reasons = [(proxy, await self._removed(proxy)) for proxy in rest]
+            for proxy, reason in reasons:
+                if reason and reason not in said:
                     said.add(reason)
                     log.warning("take_over.unfinished", proxy=proxy.name, reason=reason, next_step="trying again")
-            if proxies:
+            if rest := [proxy for proxy, reason in reasons if reason]:
                 await asyncio.sleep(backoff.delay())
 
     async def _removed(self, proxy: OtherProxy) -> str:
@@ -268,9 +266,8 @@ async def _wait_for_agent(settings: Settings, options: TakeOverOptions) -> None:
 async def _refuse_if_it_runs(proxy: OtherProxy, *, look_at_ports: bool) -> None:
     """Refuse by the proxy's signs. Beside an agent, which may have kube-proxy's ports, only processes count."""
     ours = () if look_at_ports else {listener.port for listener in LISTENERS}
-    signs = [sign for sign in await signs_of_life(ours=ours) if sign.proxy == proxy.name]
-    if signs:
+    if why := ", ".join(sign.why for sign in await signs_of_life(ours=ours) if sign.proxy == proxy.name):
         raise RefusalError(
-            f"{proxy.name} still runs on this node ({', '.join(sign.why for sign in signs)}): stop it first, what it "
-            "made stays and goes on serving. If that is something else, say --force"
+            f"{proxy.name} still runs on this node ({why}): stop it first, what it made stays and goes on serving. "
+            "If that is something else, say --force"
         )
