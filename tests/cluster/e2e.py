@@ -26,7 +26,7 @@ from tests.lab.kubernetes import VERSION
 from tests.lab.places import leftovers
 from tests.lab.vm.kernels import BUILT
 
-STREAMS = 3
+STREAMS = 4
 """Programs at once: the cases wait most of the time."""
 LONGEST = "90m"
 _KUBE_PROXY = "kube-proxy"
@@ -123,7 +123,7 @@ class Suite:
             f"--ginkgo.focus={focus}",
             f"--ginkgo.timeout={LONGEST}",
             *("--provider=skeleton", "--node-os-distro=debian", "--num-nodes=2", "--disable-log-dump"),
-            *("--ginkgo.no-color", "--ginkgo.poll-progress-after=600s", *more),
+            *("--ginkgo.no-color", "--ginkgo.silence-skips", "--ginkgo.poll-progress-after=600s", *more),
         ]
         with self._cluster.wire.inside(), (directory / "log").open("wb") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, cwd=directory, env=self._cluster.environment)

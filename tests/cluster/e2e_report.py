@@ -3,7 +3,7 @@
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -64,18 +64,23 @@ def _message(case: ET.Element, kind: str) -> str:
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
 
 
-def section(runs: Iterable[Run], version: str) -> str:
-    """The section of docs/conformance.md for these runs: who ran what, and a row for each case."""
-    shown = sorted(runs, key=lambda run: (run.proxy.startswith("kube-proxy"), run.proxy))
+def section(runs: Sequence[Run], version: str) -> str:
+    """The section of docs/conformance.md for these runs, oldest first: who ran what, and a row for each case.
+
+    The last run with a proxy that had the case says what became of it.
+    """
+    proxies = sorted({run.proxy for run in runs}, key=lambda proxy: (proxy.startswith("kube-proxy"), proxy))
+    last = {(run.proxy, case): (outcome, run) for run in runs for case, outcome in run.cases.items()}
     lines = [SECTION, _HEAD.format(version=version)]
     lines += ["| the run | date | commit | kernel | passed | failed | skipped |", "|---|---|---|---|---|---|---|"]
-    for run in shown:
-        counts = Counter(outcome.status for outcome in run.cases.values())
-        figures = " | ".join(str(counts[status]) for status in (PASSED, FAILED, SKIPPED))
-        lines.append(f"| {run.proxy} | {run.date} | {run.commit} | {run.kernel} | {figures} |")
-    lines += ["", f"| case | {' | '.join(run.proxy for run in shown)} |", "|---|" + "---|" * len(shown)]
-    for case in sorted({case for run in shown for case in run.cases}):
-        cells = (_cell(run.cases.get(case)) for run in shown)
+    for run in sorted(runs, key=lambda run: proxies.index(run.proxy)):
+        counts = Counter(outcome.status for outcome, by in last.values() if by is run)
+        if counts:
+            figures = " | ".join(str(counts[status]) for status in (PASSED, FAILED, SKIPPED))
+            lines.append(f"| {run.proxy} | {run.date} | {run.commit} | {run.kernel} | {figures} |")
+    lines += ["", f"| case | {' | '.join(proxies)} |", "|---|" + "---|" * len(proxies)]
+    for case in sorted({case for _, case in last}):
+        cells = (_cell(last[proxy, case][0] if (proxy, case) in last else None) for proxy in proxies)
         lines.append(f"| {_title(case)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -105,14 +110,12 @@ def section_of(page: str) -> str:
 
 
 def kept(directory: Path) -> list[Run]:
-    """The last run with each proxy, as they were written to `directory`."""
-    return [msgspec.json.decode(file.read_bytes(), type=Run) for file in sorted(directory.glob("*.json"))]
+    """All runs that were written to `directory`, oldest first."""
+    files = sorted(directory.glob("*.json"), key=lambda file: file.stat().st_mtime)
+    return [msgspec.json.decode(file.read_bytes(), type=Run) for file in files]
 
 
 def keep(run: Run, directory: Path) -> None:
-    """Write a run beside those with other proxies. Of the same commit, it adds to what an earlier one has written."""
+    """Write a run beside others."""
     directory.mkdir(parents=True, exist_ok=True)
-    file = directory / f"{re.sub('[^a-z0-9.]+', '-', run.proxy)}.json"
-    if file.exists() and (before := msgspec.json.decode(file.read_bytes(), type=Run)).commit == run.commit:
-        run = msgspec.structs.replace(run, cases={**before.cases, **run.cases})
-    file.write_bytes(msgspec.json.encode(run))
+    (directory / f"{len(list(directory.glob('*.json'))) + 1:03}.json").write_bytes(msgspec.json.encode(run))

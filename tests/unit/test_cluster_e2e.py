@@ -57,14 +57,16 @@ def test_the_section_takes_the_place_of_the_one_before_it() -> None:
     assert section_of("# Page\n\ntext\n") == ""
 
 
-@pytest.mark.parametrize("commit", ["0123456789ab", "another"])
-def test_what_an_earlier_part_of_the_run_said_is_kept_for_the_same_commit(tmp_path: Path, commit: str) -> None:
-    keep(Run("kroute", "2026-11-26", commit, "Linux", {"earlier": Outcome("passed")}), tmp_path)
-    keep(KROUTE, tmp_path)
-    [run] = kept(tmp_path)
-    assert ("earlier" in run.cases) is (commit == KROUTE.commit)
-    assert run.cases.items() >= READ.items()
-    assert run.date == KROUTE.date
+def test_the_last_run_that_had_a_case_says_what_became_of_it(tmp_path: Path) -> None:
+    [work, *_] = [case for case, outcome in READ.items() if outcome.status == "failed"]
+    for run in (KROUTE, Run("kroute", "2026-11-28", "later", "Linux", {work: Outcome("passed")})):
+        keep(run, tmp_path)
+    lines = section(kept(tmp_path), "1.36.2").splitlines()
+    assert "| kroute | 2026-11-27 | 0123456789ab | Linux 7.3.4 (built) | 1 | 1 | 1 |" in lines
+    assert "| kroute | 2026-11-28 | later | Linux | 1 | 0 | 0 |" in lines
+    assert "| sig-network: Services should work | passed |" in lines
+    again = section([*kept(tmp_path), Run("kroute", "2026-11-29", "last", "Linux", READ)], "1.36.2")
+    assert "later" not in again
 
 
 @pytest.mark.parametrize(
