@@ -385,10 +385,6 @@ class RecordingXtables(Recording[clients.XtablesClient], reads=("is_used", "chai
                 raise
             return all_missing  # a set is missing, so no rule can name it
 
-    async def supports_random_fully(self) -> bool:
-        """Whether the kernel supports it. If the nat table is unused, it is assumed: asking would create the table."""
-        return not await self._client.is_used("nat") or await self._client.supports_random_fully()
-
     async def remove(self, table: str, prefix: str) -> list[str]:
         self._note("rules", DELETE, f"remove the {self._family_name} chains {prefix}... of table {table}")
         return []

@@ -291,9 +291,6 @@ class XtablesClient(Protocol):
     async def digest(self, tables: Sequence[str]) -> Digest:
         """A digest of these tables, without their counters, and how many of them exist."""
 
-    async def supports_random_fully(self) -> bool:
-        """Whether MASQUERADE supports --random-fully."""
-
 
 class ForeignChanges(AbstractAsyncContextManager["ForeignChanges"], Protocol):
     """Changes to some nf_tables tables by other sockets, from the moment at which the context manager is entered."""

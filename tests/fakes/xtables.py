@@ -19,14 +19,9 @@ from tests.fakes.kernel import FakeKernel, FakeTable
 class FakeXtables(FakeClient):
     """Same shape as kroute.kernel.iptables.xtables.Xtables; a rule that names a missing set or chain is refused."""
 
-    def __init__(self, kernel: FakeKernel, family: int = socket.AF_INET, *, random_fully: bool = True) -> None:
+    def __init__(self, kernel: FakeKernel, family: int = socket.AF_INET) -> None:
         super().__init__(kernel)
         self.family = family
-        self._random_fully = random_fully
-
-    async def supports_random_fully(self) -> bool:
-        self.check_open()
-        return self._random_fully
 
     async def is_used(self, table: str) -> bool:
         self.check_open()

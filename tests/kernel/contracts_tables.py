@@ -493,6 +493,3 @@ class XtablesContract:
             digest = changed
         node.add_foreign_rule("raw", "OUTPUT", FOREIGN)
         assert (await node.xtables.digest(["nat", "raw"])).counts == (2,)
-
-    async def test_random_fully_is_supported(self, node: Node) -> None:
-        assert await node.xtables.supports_random_fully()

@@ -87,7 +87,7 @@ class Kernel:
 
     def legacy_rules(self, settings: Settings, family: Family) -> list[TableRules]:
         """Return the rules of both legacy tables."""
-        nat = masquerade_rules(settings, family, _facts(), random_fully=True)
+        nat = masquerade_rules(settings, family, _facts())
         return [nat, filter_rules(settings, family)]
 
     async def put(self, which: AddressSet, *element: str | int) -> None:

@@ -149,7 +149,7 @@ class IptablesFirewall:
         return {which: await self._ipset.read(name) for which, name in names.items()}
 
     async def rules(self, family: Family, node: NodeFacts) -> IptablesRules:
-        return await self._tables.expected(family, node)
+        return self._tables.expected(family, node)
 
     async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:
         return await self._tables.differences(family, node)

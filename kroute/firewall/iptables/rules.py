@@ -104,10 +104,9 @@ def _named(family: Family, which: AddressSet) -> str:
     return f"{set_name(family, which)} {','.join(parts)}"
 
 
-def masquerade_rules(settings: Settings, family: Family, node: NodeFacts, *, random_fully: bool) -> TableRules:
-    """The nat rules of one family. `random_fully`: whether the kernel can choose source ports at random."""
+def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> TableRules:
+    """The nat rules of one family."""
     mark = f"{settings.masquerade_mark:#x}"
-    random = " --random-fully" if random_fully else ""
     external = in_set(family, AddressSet.EXTERNAL)
     hairpin = in_set(family, AddressSet.HAIRPIN)
     source = _source_translation(settings, family, node)
@@ -124,10 +123,10 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts, *, ran
                 f"{comment('this packet is masqueraded on its way out')} -j MARK --set-xmark {mark}/{mark}"
             ],
             "KROUTE-POSTROUTING": [
-                f"{comment(reasons.HAIRPIN)} {hairpin} -j MASQUERADE{random}",
+                f"{comment(reasons.HAIRPIN)} {hairpin} -j MASQUERADE --random-fully",
                 f"{comment('all else leaves as it is, unless marked')} -m mark ! --mark {mark}/{mark} -j RETURN",
                 f"{comment('the mark has done its duty')} -j MARK --set-xmark {mark}/0x0",
-                f"{comment(reasons.MARKED)} {source}{random}",
+                f"{comment(reasons.MARKED)} {source} --random-fully",
             ],
         },
         jumps=[
@@ -297,7 +296,7 @@ class IptablesRules(Rules, frozen=True):
         return trace_packet(self.of(table), chain, packet, sets)
 
 
-def family_rules(settings: Settings, family: Family, node: NodeFacts, *, random_fully: bool = False) -> IptablesRules:
-    """The rules for a node with these facts. `random_fully`: whether the kernel can choose source ports at random."""
-    nat = masquerade_rules(settings, family, node, random_fully=random_fully)
+def family_rules(settings: Settings, family: Family, node: NodeFacts) -> IptablesRules:
+    """The rules for a node with these facts."""
+    nat = masquerade_rules(settings, family, node)
     return IptablesRules(family, nat, mangle_rules(settings, family), filter_rules(settings, family))

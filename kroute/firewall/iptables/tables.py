@@ -62,7 +62,6 @@ class IptablesTables(RuleWriter[Key]):
             **{(family, table): client for family, client in legacy.items() for table in LEGACY},
             **{(family, NFT_FILTER): client for family, client in nft.items()},
         }
-        self._random_fully: dict[Family, bool] = {}
         self._last_look: list[Digest] | None = None
 
     async def ensure(self, node: NodeFacts) -> tuple[list[str], bool]:
@@ -101,20 +100,15 @@ class IptablesTables(RuleWriter[Key]):
                 for what in await self._clients[key].remove(_kernel_name(table), PREFIX):
                     report.add(f"remove {family} {what} of {_in_words(table)}")
 
-    async def expected(self, family: Family, node: NodeFacts) -> IptablesRules:
-        """The rules that one family should have. If table nat is not in use yet, this does not make it."""
-        client = self._legacy[family]
-        random_fully = False
-        with suppress(KernelError):
-            random_fully = await client.is_used(NAT) and await client.supports_random_fully()
-        return family_rules(self._settings, family, node, random_fully=random_fully)
+    def expected(self, family: Family, node: NodeFacts) -> IptablesRules:
+        """The rules that one family should have."""
+        return family_rules(self._settings, family, node)
 
     async def differences(self, family: Family, node: NodeFacts) -> list[str]:
         """What is wrong with the rules in the kernel, or why they cannot be read, one sentence each."""
-        expected = await self.expected(family, node)
         found = []
         for (_, table), client in ((key, client) for key, client in self._clients.items() if key[0] is family):
-            rules = accepting_rules(self._settings, family) if table == NFT_FILTER else expected.of(table)
+            rules = self._rules(family, table, node)
             wrong = [] if table == NFT_FILTER else ["there are none"]
             try:
                 if await client.is_used(rules.table):
@@ -141,21 +135,17 @@ class IptablesTables(RuleWriter[Key]):
         async def write() -> tuple[TableRules | None, list[str]]:
             if table == NFT_FILTER and not await client.is_used(FILTER):
                 return None, []
-            rules = await self._rules(family, table, node)
+            rules = self._rules(family, table, node)
             return rules, await client.ensure(rules)
 
         drift = await self.keep(key, write, WITHOUT[table], family=family.value, table=table)
         variant = " nft" if table == NFT_FILTER else ""
         return [f"{family}{variant}: {what}" for what in drift]
 
-    async def _rules(self, family: Family, table: str, node: NodeFacts) -> TableRules:
-        """Table nat alone depends on `random_fully`, so only it fails if the kernel does not say."""
+    def _rules(self, family: Family, table: str, node: NodeFacts) -> TableRules:
         if table == NFT_FILTER:
             return accepting_rules(self._settings, family)
-        if table == NAT and family not in self._random_fully:
-            self._random_fully[family] = await self._legacy[family].supports_random_fully()
-        random_fully = self._random_fully.get(family, False)
-        return family_rules(self._settings, family, node, random_fully=random_fully).of(table)
+        return self.expected(family, node).of(table)
 
     async def _digests(self) -> list[Digest] | None:
         """The digests of all tables now; None if some are refused."""

@@ -59,9 +59,6 @@ class NftTables:
         found = await self._read(table)
         return [*found.policies, *found.chains] if found else []
 
-    async def supports_random_fully(self) -> bool:
-        return True
-
     async def _read(self, table: str) -> SavedTable | None:
         """The table; None if there is none, or no tool that shows it. This loads no module."""
         if not await self.is_used(table):

@@ -229,14 +229,6 @@ class OpenTable:
         """Whether the chain is the kernel's own, such as INPUT."""
         return bool(self._table.builtin_chain(chain))
 
-    def accepts(self, rule: str) -> bool:
-        """Whether libxtables supports every option of the rule."""
-        try:
-            self._build([rule])
-        except iptc.XTablesError:
-            return False
-        return True
-
     def create_missing(self, chains: Mapping[str, Sequence[str]]) -> list[str]:
         """Create the chains that are missing; return their names."""
         missing = [name for name in chains if not self._table.is_chain(name)]

@@ -38,7 +38,6 @@ AGAIN_TIMEOUT = 0.5
 """The same after a failed attempt: the other tables, and controllers that wait for the rules, wait meanwhile."""
 COMMIT_ATTEMPTS = 5
 """How often to try when other programs change the table, without the lock, between our read and our commit."""
-RANDOM_FULLY_RULE = "-j MASQUERADE --random-fully"
 
 _LIBRARY = threading.Lock()
 
@@ -148,10 +147,6 @@ class Xtables:
     async def digest(self, tables: Sequence[str]) -> Digest:
         """A digest of the tables without their counters, and how many of them exist. Makes none, and needs no lock."""
         return await self._in_thread(lambda: self._digest(tables))
-
-    async def supports_random_fully(self) -> bool:
-        """Whether libxtables supports MASQUERADE --random-fully, as it does since 1.6.2."""
-        return await self._read("nat", lambda table: table.accepts(RANDOM_FULLY_RULE))
 
     async def _check(self, rules: TableRules) -> None:
         """Find errors in the rules before libxtables does: it leaves Python's frames by longjmp when it fails."""

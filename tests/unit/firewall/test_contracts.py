@@ -78,7 +78,7 @@ class TestFakeFirewall(FirewallContract):
 class TestIptablesRules(RulesContract):
     @staticmethod
     def rules_of(settings: Settings, family: Family, node: NodeFacts) -> Rules:
-        return family_rules(settings, family, node, random_fully=True)
+        return family_rules(settings, family, node)
 
 
 class TestNftablesRules(RulesContract):
@@ -93,7 +93,7 @@ def test_the_backends_give_the_same_reasons(
 ) -> None:
     sets = {**sets, AddressSet.HEALTH_CHECK: ()}  # of which nf_tables has no rule
     one, other = (
-        family_rules(settings, Family.IPV4, NODE, random_fully=True),
+        family_rules(settings, Family.IPV4, NODE),
         nftables_rules(settings, Family.IPV4, NODE),
     )
     admissions = [it.admission(packet, sets, has_virtual_server=has_virtual_server) for it in (one, other)]

@@ -101,7 +101,7 @@ def test_this_nodes_own_calls_are_held_to_the_source_ranges() -> None:
     ],
 )
 def test_the_mark_and_what_it_does(sets: Sets, source: str, settings: Settings, marked: bool) -> None:
-    rules = masquerade_rules(settings, Family.IPV4, NODE, random_fully=True)
+    rules = masquerade_rules(settings, Family.IPV4, NODE)
     mark = trace_packet(rules, "PREROUTING", packet(source), sets).mark
     assert bool(mark) is marked
     leaving = packet(source)._replace(destination="172.20.2.7", port=8080, mark=mark)
@@ -109,7 +109,7 @@ def test_the_mark_and_what_it_does(sets: Sets, source: str, settings: Settings, 
 
 
 def test_a_pod_that_reaches_itself_is_masqueraded() -> None:
-    rules = masquerade_rules(SETTINGS, Family.IPV4, NODE, random_fully=False)
+    rules = masquerade_rules(SETTINGS, Family.IPV4, NODE)
     sets = {AddressSet.HAIRPIN: {(POD, 6, 8080, POD)}}
     itself = Packet(6, POD, POD, 8080, "cbr0")
     assert trace_packet(rules, "POSTROUTING", itself, sets).ending is Ending.TRANSLATED
@@ -117,7 +117,7 @@ def test_a_pod_that_reaches_itself_is_masqueraded() -> None:
 
 
 def test_the_source_may_be_the_nodes_address() -> None:
-    rules = masquerade_rules(Settings(node_name="n", snat_source="node-ip"), Family.IPV4, NODE, random_fully=True)
+    rules = masquerade_rules(Settings(node_name="n", snat_source="node-ip"), Family.IPV4, NODE)
     outcome = trace_packet(rules, "POSTROUTING", packet()._replace(mark=0x4000), {})
     assert (outcome.ending, outcome.detail, outcome.mark) == (Ending.TRANSLATED, "192.168.1.5", 0)
 

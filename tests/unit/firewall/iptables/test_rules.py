@@ -46,10 +46,8 @@ ESTABLISHED = "-p tcp -m tcp --tcp-flags SYN NONE -j RETURN"
 """A TCP packet that opens no connection."""
 
 
-def nat(
-    family: Family = Family.IPV4, node: NodeFacts = NODE, *, random_fully: bool = True, **settings: object
-) -> TableRules:
-    return masquerade_rules(Settings("node3", **settings), family, node, random_fully=random_fully)
+def nat(family: Family = Family.IPV4, node: NodeFacts = NODE, **settings: object) -> TableRules:
+    return masquerade_rules(Settings("node3", **settings), family, node)
 
 
 def services(family: Family = Family.IPV4, **settings: object) -> list[str]:
@@ -77,7 +75,7 @@ def render(tables: Sequence[TableRules]) -> str:
 def test_all_rules_of_a_family(family: Family) -> None:
     settings = Settings("node3", cluster_cidrs=("172.20.0.0/16", "fd00:172:20::/48"))
     rules = [
-        masquerade_rules(settings, family, NODE, random_fully=True),
+        masquerade_rules(settings, family, NODE),
         output_rules(family),
         filter_rules(settings, family),
     ]
@@ -157,14 +155,12 @@ def test_the_mark_is_the_one_of_the_settings() -> None:
     ],
     ids=["IPv4", "IPv6", "nothing known", "other family known"],
 )
-@pytest.mark.parametrize("random_fully", [True, False], ids=["random", "in order"])
 def test_with_snat_source_node_ip_marked_packets_leave_with_the_nodes_address_once_it_is_known(
-    family: Family, node: NodeFacts, target: str, random_fully: bool
+    family: Family, node: NodeFacts, target: str
 ) -> None:
-    rules = bare(nat(family, node, random_fully=random_fully, snat_source="node-ip").chains["KROUTE-POSTROUTING"])
-    random = " --random-fully" if random_fully else ""
-    assert rules[-1] == f"-j {target}{random}"
-    assert rules[0].endswith(f" -j MASQUERADE{random}")
+    rules = bare(nat(family, node, snat_source="node-ip").chains["KROUTE-POSTROUTING"])
+    assert rules[-1] == f"-j {target} --random-fully"
+    assert rules[0].endswith(" -j MASQUERADE --random-fully")
 
 
 @pytest.mark.parametrize("mode", [CIDR, NODE_CIDR, BRIDGE, PREFIX], ids=lambda mode: mode.get("detect_local_mode", ""))
