@@ -52,9 +52,11 @@ class Draw:
         return f"seed {self._by} has drawn {parts}; with KROUTE_LAB_SEED={self._by} it draws them again"
 
 
-def function_of(item: pytest.Item) -> str:
-    """Return the name of a test without its parameters."""
-    return item.nodeid.partition("[")[0]
+def group_of(item: pytest.Item) -> str:
+    """Return the group that a test's marker `drawn` names in its file; else its name without parameters."""
+    function = item.nodeid.partition("[")[0]
+    marker = item.get_closest_marker("drawn")
+    return f"{file_of(item)}::{marker.args[1]}" if marker and len(marker.args) > 1 else function
 
 
 def file_of(item: pytest.Item) -> str:

@@ -32,7 +32,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import firewall, kubernetes
-from tests.lab.draws import Draw, file_of, function_of
+from tests.lab.draws import Draw, file_of, group_of
 from tests.lab.mode import lab_mode
 from tests.lab.places import PROJECT
 from tests.lab.thoroughness import is_thorough
@@ -96,7 +96,7 @@ def _not_drawn(draw: Draw, items: list[pytest.Item]) -> set[pytest.Item]:
     left_out = set(shares)
     for share in sorted(set(shares.values())):
         group = [item for item in items if shares.get(item) == share]
-        left_out -= set(draw.part(group, share, "tests that repeat others", function_of))
+        left_out -= set(draw.part(group, share, "tests that repeat others", group_of))
     return left_out
 
 

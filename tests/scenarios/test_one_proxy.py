@@ -234,7 +234,7 @@ def many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-@pytest.mark.drawn(6)
+@pytest.mark.drawn(7, "there and back")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["stand-in", "real"])
 async def test_kroute_waits_beside_kube_proxy_takes_over_when_it_is_deleted_and_hands_back(
@@ -334,6 +334,7 @@ async def waits_through_restarts(made: Scene, load: Load) -> None:
     await made.waits(f"mode {made.proxy.mode}")
 
 
+@pytest.mark.drawn(7, "there and back")
 @pytest.mark.parametrize("mode", MODES[1:2])  # the mode whose virtual servers are adopted
 async def test_a_node_with_1000_services_is_taken_over_and_handed_back_without_a_failed_connection(
     mode: str, tmp_path: Path, record_property: Callable[[str, object], None]

@@ -6,10 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.lab.draws import Draw, file_of, function_of
+from tests.lab.draws import Draw, file_of, group_of
 
 ROOT = Path(__file__).parents[2]
-TESTS = [SimpleNamespace(nodeid=f"a.py::{name}[{number}]") for name in ("one", "other") for number in range(6)]
+
+
+def variants(*group: str) -> list[pytest.Item]:
+    def marker(_name: str) -> pytest.Mark:
+        return pytest.mark.drawn(3, *group).mark
+
+    names = [f"a.py::{name}[{number}]" for name in ("one", "other") for number in range(6)]
+    return [SimpleNamespace(nodeid=name, get_closest_marker=marker) for name in names]  # type: ignore[misc]
+
+
+TESTS = variants()
 Source = pytest.Config.ArgsSource
 
 
@@ -19,7 +29,7 @@ def run(source: Source = Source.TESTPATHS, keyword: str = "") -> pytest.Config:
 
 
 def drawn(config: pytest.Config, one_of: int = 3) -> list[str]:
-    chosen = Draw.of(config).part(TESTS, one_of, "tests", function_of)  # type: ignore[arg-type]
+    chosen = Draw.of(config).part(TESTS, one_of, "tests", group_of)
     return [item.nodeid for item in chosen]
 
 
@@ -47,7 +57,11 @@ def test_every_test_is_drawn_by_some_seed(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_of_a_group_at_least_one_is_drawn() -> None:
     assert len(drawn(run(), 100)) == 2
-    assert len(Draw.of(run()).part(TESTS, 100, "tests", file_of)) == 1  # type: ignore[arg-type]
+    assert len(Draw.of(run()).part(TESTS, 100, "tests", file_of)) == 1
+
+
+def test_functions_of_one_group_are_drawn_together() -> None:
+    assert len(Draw.of(run()).part(variants("a group"), 12, "tests", group_of)) == 1
 
 
 @pytest.mark.parametrize("config", [run(Source.ARGS), run(keyword="one")], ids=["named", "-k"])
