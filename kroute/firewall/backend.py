@@ -36,18 +36,10 @@ def _iptables_lacks() -> list[str]:
     return missing_libraries()
 
 
-async def _has_iptables(_settings: Settings, kernel: NodeKernel) -> bool:
-    return await are_present(kernel.ipset)
-
-
 def _make_nftables(settings: Settings, kernel: NodeKernel) -> Firewall:
     from kroute.firewall.nftables.firewall import NftablesFirewall  # noqa: PLC0415  as above
 
     return NftablesFirewall(settings, kernel.nftables)
-
-
-async def _has_nftables(settings: Settings, kernel: NodeKernel) -> bool:
-    return await _make_nftables(settings, kernel).is_present()
 
 
 BACKENDS: Mapping[str, Backend] = {
@@ -59,7 +51,7 @@ BACKENDS: Mapping[str, Backend] = {
         capabilities={},
         missing_libraries=list,  # it needs none
         make=_make_nftables,
-        is_present=_has_nftables,
+        is_present=lambda settings, kernel: _make_nftables(settings, kernel).is_present(),
     ),
     "iptables": Backend(
         clients=("ipset", "xtables"),
@@ -70,7 +62,7 @@ BACKENDS: Mapping[str, Backend] = {
         capabilities={"NET_RAW": "libiptc reads and writes the rules by a raw socket"},
         missing_libraries=_iptables_lacks,
         make=_make_iptables,
-        is_present=_has_iptables,
+        is_present=lambda _settings, kernel: are_present(kernel.ipset),
     ),
 }
 """By the name that `--firewall` gives them."""

@@ -14,11 +14,8 @@ def are_local_pods_known(settings: Settings, family: Family, node: NodeFacts) ->
     the Node's pod networks. These do not suffice here: pods of other nodes are outside of them, and their packets must
     not be masqueraded.
     """
-    if settings.detect_local_mode == "ClusterCIDR":
-        return any(family_of(cidr) is family for cidr in settings.cluster_cidrs)
-    if settings.detect_local_mode == "NodeCIDR":
-        return any(family_of(cidr) is family for cidr in node.pod_cidrs)
-    return True
+    networks = {"ClusterCIDR": settings.cluster_cidrs, "NodeCIDR": node.pod_cidrs}.get(settings.detect_local_mode)
+    return networks is None or any(family_of(cidr) is family for cidr in networks)
 
 
 def local_pods_interface(settings: Settings) -> str | None:

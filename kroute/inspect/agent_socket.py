@@ -131,7 +131,8 @@ async def ask(state_dir: Path, question: str) -> bytes:
                 writer.write(question.encode() + b"\n")
                 answer = await reader.read()
     except (OSError, TimeoutError) as error:
-        raise AgentUnreachableError(f"no agent answers on {state_dir / NAME}: {_why(error)}") from None
+        why = _WHY.get(type(error)) or error.strerror or type(error).__name__
+        raise AgentUnreachableError(f"no agent answers on {state_dir / NAME}: {why}") from None
     if answer == UNKNOWN_QUESTION:
         raise AgentUnreachableError(
             f"the agent on {state_dir / NAME} does not know the question {question.partition(' ')[0]!r}: "
@@ -140,17 +141,13 @@ async def ask(state_dir: Path, question: str) -> bytes:
     return answer
 
 
-def _why(error: OSError) -> str:
-    match error:
-        case FileNotFoundError():
-            return "it does not exist"
-        case PermissionError():
-            return "run this as root"
-        case ConnectionRefusedError():
-            return "no agent listens there any more"
-        case TimeoutError():
-            return f"nothing came within {ANSWER_TIMEOUT:.0f} s"
-    return error.strerror or type(error).__name__
+_WHY: Mapping[type[OSError], str] = {
+    FileNotFoundError: "it does not exist",
+    PermissionError: "run this as root",
+    ConnectionRefusedError: "no agent listens there any more",
+    TimeoutError: f"nothing came within {ANSWER_TIMEOUT:.0f} s",
+}
+"""What the errors of a question mean."""
 
 
 async def ask_for(state_dir: Path, question: str, read: Callable[[bytes], T]) -> T:

@@ -8,7 +8,7 @@ the kernel. A recorded change counts as made when it is read again, as far as th
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from inspect import isawaitable
 from typing import Any, ClassVar, Generic, NamedTuple, Never, Self, TypeVar, cast, get_args
 
@@ -128,6 +128,9 @@ def recording(kernel: NodeKernel, recorder: Recorder) -> NodeKernel:
     def made(kind: Callable[..., Recording[Any]], client: C, *more: str) -> C:
         return cast(C, kind(client, recorder, *more))
 
+    def of_families(tables: Mapping[int, clients.XtablesClient], more: str = "") -> dict[int, clients.XtablesClient]:
+        return {family: made(RecordingXtables, each, _FAMILY_NAMES[family] + more) for family, each in tables.items()}
+
     return NodeKernel(
         links=made(RecordingLinks, kernel.links),
         ipvs=made(RecordingIpvs, kernel.ipvs),
@@ -135,18 +138,13 @@ def recording(kernel: NodeKernel, recorder: Recorder) -> NodeKernel:
         routes=made(RecordingRoutes, kernel.routes),
         ipset=made(RecordingIpset, kernel.ipset),
         conntrack=made(NoConntrack, kernel.conntrack),
-        xtables={
-            family: made(RecordingXtables, tables, _FAMILY_NAMES[family]) for family, tables in kernel.xtables.items()
-        },
+        xtables=of_families(kernel.xtables),
         nftables=made(RecordingNftables, kernel.nftables),
         sysctls=made(RecordingSysctls, kernel.sysctls),
         tunnels=made(RecordingTunnels, kernel.tunnels),
         version=kernel.version,
         monitor=NoEvents,
-        nft={
-            family: made(RecordingXtables, tables, f"{_FAMILY_NAMES[family]} nft")
-            for family, tables in kernel.nft.items()
-        },
+        nft=of_families(kernel.nft, " nft"),
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from kroute.inspect.agent_socket import SHARED
 from kroute.model.objects import ObjectKey, Service
-from kroute.model.plan import AddressSet, RealServer, ServicePlan, VirtualServer, VirtualServerKey
+from kroute.model.plan import AddressSet, ServicePlan, VirtualServer, VirtualServerKey
 from kroute.planning.catalog import Catalog
 from kroute.reconcile.batches import sliced
 
@@ -77,12 +77,9 @@ async def _servers(catalog: Catalog, plans: Collection[ServicePlan]) -> AsyncIte
 def _shared(plan: ServicePlan, server: VirtualServer, *, chosen_here: bool) -> SharedServer:
     protocol, address, port = server.key
     options = f"{server.scheduler} {server.flags:#x} {server.persistence and tuple(server.persistence)}"
-    real_servers = None if chosen_here else tuple(sorted(map(_text, server.real_servers)))
+    texts = (f"{real.address}:{real.port}={real.weight}" for real in server.real_servers)
+    real_servers = None if chosen_here else tuple(sorted(texts))
     return SharedServer(plan.service_name, protocol.name, address, port, options, real_servers)
-
-
-def _text(server: RealServer) -> str:
-    return f"{server.address}:{server.port}={server.weight}"
 
 
 def _local_choice(service: Service, plan: ServicePlan, *, hinted: bool) -> Callable[[VirtualServerKey], bool]:

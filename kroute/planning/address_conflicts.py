@@ -90,7 +90,7 @@ class AddressClaims:
     def take_losers(self) -> set[ObjectKey]:
         """The Services whose address has another holder than when this was asked last.
 
-        Their plans have to name it. They are not told with each move: of many who share an address all would be
+        Their plans have to name it. They are not told with each move: of many that share an address all would be
         planned again for each one that comes or goes.
         """
         renamed, self._renamed = self._renamed, {}

@@ -28,10 +28,10 @@ _NO_CLUSTER_IP = frozenset({"", "None"})
 
 
 class AddressOwners:
-    """Who has which address: Nodes, their pods, Services as ClusterIP, and who names one from outside.
+    """The owners of addresses: Nodes, their pods, Services by a ClusterIP, and Services that name one from outside.
 
-    Each `place_` and `forget_` returns the Services to plan again: those whose external addresses gained or lost an
-    owner. With `shared`, also those that begin or cease to be the only one that names an external address.
+    Each `place_` returns the Services to plan again: those whose external addresses gained or lost an owner. With
+    `shared`, also those that begin or cease to be the only one that names an external address.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
@@ -43,22 +43,20 @@ class AddressOwners:
         self._pod_networks = _PodNetworks()
         self._api_servers: frozenset[str] = frozenset()
 
-    def place_node(self, node: Node) -> set[ObjectKey]:
-        """Take a Node's InternalIPs and ExternalIPs, and the networks of its pods."""
-        written = [one.address for one in node.status.addresses or () if one.type.endswith("IP")]
-        return self._set_node(node.key.name, written, node.spec.pod_cidrs or ())
+    def place_node(self, name: str, node: Node | None) -> set[ObjectKey]:
+        """Take a Node's InternalIPs and ExternalIPs, and the networks of its pods; None: it is gone."""
+        addresses = node.status.addresses or () if node is not None else ()
+        pod_cidrs = node.spec.pod_cidrs or () if node is not None else ()
+        changed = self._nodes.put(name, [one.address for one in addresses if one.type.endswith("IP")])
+        networks = self._pod_networks.put(name, pod_cidrs)
+        within = (address for network in networks for address in self._external_in_order.within(network))
+        return self.naming({*changed, *within})
 
-    def forget_node(self, name: str) -> set[ObjectKey]:
-        return self._set_node(name, (), ())
-
-    def place_service(self, key: ObjectKey, service: Service) -> set[ObjectKey]:
-        """Take a Service's addresses."""
-        sharers = self._set_external(key, external_ips(service))
-        return sharers | self.naming(self._cluster_ips.put(key, cluster_ips(service)))
-
-    def forget_service(self, key: ObjectKey) -> set[ObjectKey]:
-        sharers = self._set_external(key, ())
-        return sharers | self.naming(self._cluster_ips.put(key, ()))
+    def place_service(self, key: ObjectKey, service: Service | None) -> set[ObjectKey]:
+        """Take a Service's addresses; None: it is gone."""
+        sharers = self._set_external(key, external_ips(service) if service is not None else ())
+        inside = cluster_ips(service) if service is not None else ()
+        return sharers | self.naming(self._cluster_ips.put(key, inside))
 
     def place_api_servers(self, addresses: frozenset[str]) -> set[ObjectKey]:
         """Take the endpoints of the Service `API_SERVER`: what connections to its ClusterIP go to."""
@@ -97,13 +95,8 @@ class AddressOwners:
         """The Services that have one of these addresses as ClusterIP."""
         return {key for address in addresses for key in self._cluster_ips.owners(address)}
 
-    def _set_node(self, name: str, addresses: Iterable[str], pod_cidrs: tuple[str, ...]) -> set[ObjectKey]:
-        networks = self._pod_networks.put(name, pod_cidrs)
-        within = (address for network in networks for address in self._external_in_order.within(network))
-        return self.naming({*self._nodes.put(name, addresses), *within})
-
     def _set_external(self, key: ObjectKey, written: Collection[str]) -> set[ObjectKey]:
-        """Returns the Services for which it matters who else names an address: none unless that is followed."""
+        """Returns the Services for which it matters which others name an address: none unless that is followed."""
         sharers: set[ObjectKey] = set()
         if not written and key not in self._external_ips.all_owners():
             return sharers  # as most Services

@@ -49,16 +49,13 @@ class Allowed(msgspec.Struct, frozen=True):
     flag: str
 
 
-_INVALID = "Invalid"
-"""The problem of an address that nobody could serve; the kind of address is added to the name."""
-
 ANOTHER = "Take it out of the Service, or give another one."
 
 
 def admit(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, owners: AddressOwners) -> Admission:
     """Decide where an external address is served. The address is canonical and unicast."""
     if reason := _refusal(address, allowed, node, settings, owners):
-        return Admission(Place.NOWHERE, _INVALID, f"is not served: it {reason}. {ANOTHER}")
+        return Admission(Place.NOWHERE, "Invalid", f"is not served: it {reason}. {ANOTHER}")
     if (claimed := _of_a_node(address, node, settings, owners)) is not None:
         return claimed
     if (use := _use(address, node, owners)) and not _is_in(address, settings.serve_needed_addresses):

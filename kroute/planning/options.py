@@ -179,13 +179,11 @@ def _apply_flags(options: Options, value: str) -> Applied:
             refused.append(f"{word} is a flag of {flag.scheduler}, not of {options.scheduler}")
         else:
             accepted.append(word)
-    if not refused:
-        return msgspec.structs.replace(options, chosen_flags=flag_bits(accepted, options.scheduler)), None
     why = ", ".join(refused[:3])
-    if not accepted:
+    if refused and not accepted:
         return options, f"changes no flag: {why}"
-    chosen = flag_bits(accepted, options.scheduler)
-    return msgspec.structs.replace(options, chosen_flags=chosen), f"is obeyed only in part: {why}"
+    chosen = msgspec.structs.replace(options, chosen_flags=flag_bits(accepted, options.scheduler))
+    return chosen, f"is obeyed only in part: {why}" if refused else None
 
 
 def _apply_timeout(options: Options, value: str) -> Applied:

@@ -91,7 +91,7 @@ class ServiceCatalog(ABC):
 
     def place_node(self, key: ObjectKey, node: Node | None) -> None:
         """Store what planning needs of a Node, and mark all that this affects; None: it was deleted."""
-        self.mark(*(self.owners.place_node(node) if node is not None else self.owners.forget_node(key.name)))
+        self.mark(*self.owners.place_node(key.name, node))
 
     def place_pod(self, key: ObjectKey, pod: Pod | None) -> None:  # noqa: B027  not every catalog needs Pods
         """Store what planning needs of a Pod; None: it was deleted."""
@@ -100,9 +100,9 @@ class ServiceCatalog(ABC):
         """Store a Service, and mark all that this affects; None: it was deleted."""
         if service is not None:
             self.services[key] = KnownService(interned(service))
-            self.mark(key, *self.owners.place_service(key, service))
-        elif self.services.pop(key, None) is not None:
-            self.mark(key, *self.owners.forget_service(key))
+        elif self.services.pop(key, None) is None:
+            return
+        self.mark(key, *self.owners.place_service(key, service))
 
     def place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
         """Put a slice under the Service that it names, and mark all that this affects; None: it was deleted."""

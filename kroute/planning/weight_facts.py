@@ -167,7 +167,7 @@ class WeightSources:
         return self._nodes_due - self._clock() if has_any else None
 
     def place_service(self, key: ObjectKey, service: Service | None) -> None:
-        """Take a Service's annotations; None: it is gone. Who calls this plans it again."""
+        """Take a Service's annotations; None: it is gone. The caller plans it again."""
         annotations = (service.metadata.annotations if service is not None else None) or {}
         if WEIGHTS in annotations or LOCALITY in annotations:
             self._asking[key] = LOCALITY in annotations
@@ -199,7 +199,7 @@ class WeightSources:
             self._affected.update(self._named_by[piece][0] for piece in self._naming.get(key, ()))
 
     def place_slice(self, key: ObjectKey, service: ObjectKey | None, piece: BackendSlice | None) -> None:
-        """Take the Pods that a slice of a Service names; None: it is gone. Who calls this plans the Service again."""
+        """Take the Pods that a slice of a Service names; None: it is gone. The caller plans the Service again."""
         _, before = self._named_by.pop(key, (None, frozenset[ObjectKey]()))
         after = frozenset[ObjectKey]()
         if service is not None and piece is not None:

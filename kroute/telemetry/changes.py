@@ -126,8 +126,6 @@ class ChangeObserver:
                     self._count(kind, key)
                     if kind is Node and key == self._node:
                         self.ineligible = f"the Node {key} no longer exists"
-                case _:
-                    pass
 
     def published(self, plans: Iterable[Plan]) -> None:
         """Record plans that result from the changes."""

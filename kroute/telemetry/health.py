@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from http import HTTPStatus
+from itertools import product
 
 import msgspec
 
@@ -46,11 +47,8 @@ class Health:
 
     def __init__(self, parts: AgentParts, now: Callable[[], float] = time.time) -> None:
         """`now` is the Unix time."""
-        self.answers: dict[tuple[HealthEndpoint, int], int] = {
-            (probe, int(status)): 0
-            for probe in HealthEndpoint
-            for status in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE)
-        }
+        statuses = int(HTTPStatus.OK), int(HTTPStatus.SERVICE_UNAVAILABLE)
+        self.answers = dict.fromkeys(product(HealthEndpoint, statuses), 0)
         self._parts = parts
         self._now = now
 

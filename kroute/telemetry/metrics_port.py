@@ -153,11 +153,7 @@ class MetricsPort:
             return Response(body=zpages.configz(self._parts.settings), content_type=_JSON)
         if request.path not in zpages.KINDS:
             return None
-        page = zpages.page(request.path, request.headers.get("accept", ""), self._parts.settings)
-        if page is None:
-            sentence = "this page is text/plain, or application/json with g, v and as (docs/metrics.md)\n"
-            return text(HTTPStatus.NOT_ACCEPTABLE, sentence)
-        return Response(body=page.body, content_type=page.content_type)
+        return zpages.page(request.path, request.headers.get("accept", ""), self._parts.settings)
 
 
 def _names_loopback(host: str) -> bool:

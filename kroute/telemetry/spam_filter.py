@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from enum import Enum, auto
 
+import msgspec
+
 BURST, SECONDS_A_TOKEN = 25, 300.0
 SIMILAR, SIMILAR_WITHIN = 10, 600.0
 BURST_IN_ALL, SECONDS_A_TOKEN_IN_ALL = 1000, 0.1
@@ -29,32 +31,27 @@ class Decision(Enum):
     DROP = auto()
 
 
-class _Bucket:
-    """Tokens that are spent one by one and come back with time."""
+class _Bucket(msgspec.Struct):
+    """Tokens that are spent one by one and come back with time; `at` is when they were last counted."""
 
-    def __init__(self, burst: int, seconds_a_token: float, now: float) -> None:
-        self._burst = burst
-        self._seconds = seconds_a_token
-        self._tokens = float(burst)
-        self._at = now
+    burst: int
+    seconds_a_token: float
+    at: float
+    tokens: float
 
     def fill(self, now: float) -> bool:
         """Whether there is a token."""
-        self._tokens = min(self._burst, self._tokens + (now - self._at) / self._seconds)
-        self._at = now
-        return self._tokens >= 1
-
-    def take(self) -> None:
-        self._tokens -= 1
+        self.tokens = min(self.burst, self.tokens + (now - self.at) / self.seconds_a_token)
+        self.at = now
+        return self.tokens >= 1
 
 
-class _History:
+class _History(msgspec.Struct):
     """What was said of one object: its bucket, and by reason since when and how often."""
 
-    def __init__(self, now: float) -> None:
-        self.bucket = _Bucket(BURST, SECONDS_A_TOKEN, now)
-        self.is_silent = False
-        self.similar: dict[str, tuple[float, int]] = {}
+    bucket: _Bucket
+    is_silent: bool = False
+    similar: dict[str, tuple[float, int]] = {}
 
     def count(self, reason: str, now: float) -> int:
         """How often the reason was given lately, this time included."""
@@ -70,7 +67,7 @@ class SpamFilter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._all = _Bucket(BURST_IN_ALL, SECONDS_A_TOKEN_IN_ALL, clock())
+        self._all = _Bucket(BURST_IN_ALL, SECONDS_A_TOKEN_IN_ALL, clock(), BURST_IN_ALL)
         self._objects: OrderedDict[Hashable, _History] = OrderedDict()
 
     def __len__(self) -> int:
@@ -79,7 +76,7 @@ class SpamFilter:
     def judge(self, about: Hashable, reason: str) -> Decision:
         """What to do with a message about an object; `reason` is one of a few words."""
         now = self._clock()
-        history = self._objects.setdefault(about, _History(now))
+        history = self._objects.setdefault(about, _History(_Bucket(BURST, SECONDS_A_TOKEN, now, BURST)))
         self._objects.move_to_end(about)
         if len(self._objects) > MOST_OBJECTS:
             self._objects.popitem(last=False)
@@ -89,12 +86,12 @@ class SpamFilter:
             if history.is_silent:
                 return Decision.DROP
             history.is_silent = True
-            self._all.take()
+            self._all.tokens -= 1
             return Decision.SILENCE
         history.is_silent = False
         count = history.count(reason, now)
         if count > SIMILAR + 1:
             return Decision.ADD
-        history.bucket.take()
-        self._all.take()
+        history.bucket.tokens -= 1
+        self._all.tokens -= 1
         return Decision.SAY if count <= SIMILAR else Decision.COMBINE

@@ -8,11 +8,12 @@ hold only the names of files that do, and a password in a URL is left out.
 import platform
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from http import HTTPStatus
 
 import msgspec
 
 from kroute import __version__
+from kroute.http.messages import Response, text
 from kroute.settings import Settings
 from kroute.settings.text import as_flags, without_password
 from kroute.telemetry.statistics import process_figures
@@ -30,15 +31,8 @@ _GROUP, _VERSION = "config.k8s.io", "v1beta1"
 _HEAD = "\nkroute {}\nWarning: for people who debug; its form may change, and no program should read it.\n\n"
 
 
-class DebugPage(NamedTuple):
-    """The body of a page, and the header Content-Type."""
-
-    body: bytes
-    content_type: str
-
-
-def page(path: str, accept: str, settings: Settings) -> DebugPage | None:
-    """A page of KINDS for a client with this header Accept ("" without one); None if it takes neither form.
+def page(path: str, accept: str, settings: Settings) -> Response:
+    """A page of KINDS for a client with this header Accept ("" without one); a refusal if it takes neither form.
 
     The first form in the header that exists is given. JSON exists only for a client that names the group, the version
     and the kind of the object (`application/json;g=config.k8s.io;v=v1beta1;as=Statusz`).
@@ -47,14 +41,14 @@ def page(path: str, accept: str, settings: Settings) -> DebugPage | None:
     structured = {"v": _VERSION, "g": _GROUP, "as": kind}
     for media, parameters in _media_types(accept or "text/plain"):
         if media in {"*/*", "text/*", "text/plain"}:
-            text = _flagz(settings) if path == "/flagz" else _statusz()
-            return DebugPage(text.encode(), "text/plain; charset=utf-8")
+            return text(HTTPStatus.OK, _flagz(settings) if path == "/flagz" else _statusz())
         if media == "application/json" and structured.items() <= parameters.items():
             about: dict[str, object] = {"flags": _flags(settings)} if path == "/flagz" else _status()
             head = {"kind": kind, "apiVersion": f"{_GROUP}/{_VERSION}", "metadata": {"name": "kroute"}}
             given = "".join(f";{name}={value}" for name, value in structured.items())
-            return DebugPage(msgspec.json.encode(head | about), f"application/json{given}")
-    return None
+            return Response(body=msgspec.json.encode(head | about), content_type=f"application/json{given}")
+    sentence = "this page is text/plain, or application/json with g, v and as (docs/metrics.md)\n"
+    return text(HTTPStatus.NOT_ACCEPTABLE, sentence)
 
 
 def configz(settings: Settings) -> bytes:

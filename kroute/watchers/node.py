@@ -11,10 +11,9 @@ import ipaddress
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
@@ -82,23 +81,6 @@ def default_source(family: socket.AddressFamily) -> str | None:
         return None
 
 
-class AddressSource(AbstractAsyncContextManager["AddressSource"], Protocol):
-    """Reads addresses: `kroute.kernel.net.addresses.Addresses`."""
-
-    async def of_node(self, leave_out: Collection[str] = ()) -> list[InterfaceAddress]:
-        """All addresses of all interfaces but those to `leave_out`."""
-
-
-class NextHopSource(AbstractAsyncContextManager["NextHopSource"], Protocol):
-    """Reads and follows next hops: `kroute.kernel.net.next_hops.NextHops`."""
-
-    async def read(self) -> frozenset[str]:
-        """The next hops of all routes."""
-
-    async def changed(self) -> None:
-        """Wait until a route has changed."""
-
-
 class NodeWatcher:
     """Follows the addresses of every interface that carries no VIPs, and passes them on whenever they change.
 
@@ -111,17 +93,17 @@ class NodeWatcher:
         notify: Notify,
         *,
         monitor: EventSource | None = None,
-        addresses: AddressSource | None = None,
+        addresses: Addresses | None = None,
         source_towards: SourceTowards = default_source,
-        next_hops: NextHopSource | None = None,
+        next_hops: NextHops | None = None,
         resolver: Callable[[], frozenset[str]] = dns_servers,
     ) -> None:
         self._except = {except_interface, *OTHER_VIP_INTERFACES}
         self._notify = notify
         self._monitor: EventSource = monitor or Monitor(except_interface=except_interface, routes=False)
-        self._source: AddressSource = addresses or Addresses()
+        self._source = addresses or Addresses()
         self._source_towards = source_towards
-        self._next_hops: NextHopSource = next_hops or NextHops()
+        self._next_hops = next_hops or NextHops()
         self._resolver = resolver
         self._routes_changed = asyncio.Event()
         self._gateways: frozenset[str] = frozenset()
@@ -226,7 +208,7 @@ class NodeWatcher:
             self._notify(interfaces)
 
 
-async def _read(next_hops: NextHopSource, before: frozenset[str]) -> frozenset[str]:
+async def _read(next_hops: NextHops, before: frozenset[str]) -> frozenset[str]:
     """The next hops, or those before where routes change faster than they can be read."""
     try:
         return await next_hops.read()

@@ -108,7 +108,7 @@ async def test_nft_prints_every_rule_in_the_words_that_are_shown_to_people(
     for family in Family:
         printed = [line.strip() for line in listed(family).splitlines()]
         for chain in family_rules(settings, family, NODE).chains:
-            start = printed.index(f"chain {chain.name} {{") + (2 if chain.base else 1)
+            start = printed.index(f"chain {chain.name} {{") + (2 if chain.hook else 1)
             assert printed[start : start + len(chain.rules)] == [rule.text for rule in chain.rules]
 
 

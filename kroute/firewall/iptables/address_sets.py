@@ -36,10 +36,6 @@ def set_name(family: Family, which: AddressSet) -> str:
     return f"{_PREFIXES[family]}{which}"
 
 
-def set_named(name: str) -> AddressSet:
-    return _BY_NAME[name]
-
-
 def set_definitions(room: Room = ROOM) -> list[SetDefinition]:
     """All sets of both families, as they are made."""
     return [
@@ -49,7 +45,7 @@ def set_definitions(room: Room = ROOM) -> list[SetDefinition]:
     ]
 
 
-_BY_NAME = {set_name(family, which): which for family in Family for which in AddressSet}
+BY_NAME = {set_name(family, which): which for family in Family for which in AddressSet}
 
 
 async def are_present(ipset: IpsetClient) -> bool:
@@ -65,6 +61,10 @@ class SetGrowth:
         self._ipset = ipset
         self._room = room
         self._full = FullSets()
+
+    def found(self, name: str, room: int) -> None:
+        """Note how many elements a set has room for."""
+        self.standing[name] = room
 
     async def grow(self, name: str) -> bool:
         """Give a full set the next size; False if it has the largest already, which is logged once. KernelError."""

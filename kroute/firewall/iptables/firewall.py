@@ -65,7 +65,7 @@ class IptablesFirewall:
                 drift.append(await self._replace(found, definition))
             else:
                 standing = found
-            self._growth.standing[definition.name] = standing.maxelem
+            self._growth.found(definition.name, standing.maxelem)
         self._leftover_sets = {name for name in present if name.startswith(PREFIX)} - {
             definition.name for definition in self._definitions
         }

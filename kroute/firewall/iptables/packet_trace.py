@@ -7,7 +7,7 @@ desired or the applied sets, whichever the caller passes.
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address, ip_network
 
-from kroute.firewall.iptables.address_sets import set_named
+from kroute.firewall.iptables.address_sets import BY_NAME
 from kroute.firewall.packet_trace import Ending, Packet, TraceResult, is_in_set, is_interface
 from kroute.firewall.sets import SHAPES, ElementPart, End, Sets
 from kroute.kernel.iptables.rule import Extension, Parameter, ParsedRule, parse_rule
@@ -85,7 +85,7 @@ def _match(extension: Extension, packet: Packet, sets: Sets) -> bool:
 def _in_set(parameter: Parameter, packet: Packet, sets: Sets) -> bool:
     """Whether the set holds the packet's key: an address, or address, protocol and port, with perhaps a 2nd address."""
     name, directions = parameter.values
-    which = set_named(name)
+    which = BY_NAME[name]
     ends = (End(end) for end in directions.split(","))
     by = tuple(end for end, part in zip(ends, SHAPES[which], strict=True) if part is not ElementPart.PORT)
     return is_in_set(packet, which, sets, by=by)

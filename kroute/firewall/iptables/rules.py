@@ -107,9 +107,8 @@ def _named(family: Family, which: AddressSet) -> str:
 def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> TableRules:
     """The nat rules of one family."""
     mark = f"{settings.masquerade_mark:#x}"
-    external = in_set(family, AddressSet.EXTERNAL)
-    hairpin = in_set(family, AddressSet.HAIRPIN)
-    source = _source_translation(settings, family, node)
+    address = translated_source(settings, family, node)
+    translation = f"-j SNAT --to-source {address}" if address is not None else "-j MASQUERADE"
     return TableRules(
         "nat",
         chains={
@@ -117,16 +116,16 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
                 without_syn(),
                 *_exemptions(settings, family),
                 *_cluster_ip_marking(settings, family, node),
-                f"{comment(reasons.TO_EXTERNAL)} {external} -j KROUTE-MARK-MASQ",
+                f"{comment(reasons.TO_EXTERNAL)} {in_set(family, AddressSet.EXTERNAL)} -j KROUTE-MARK-MASQ",
             ],
             "KROUTE-MARK-MASQ": [
                 f"{comment('this packet is masqueraded on its way out')} -j MARK --set-xmark {mark}/{mark}"
             ],
             "KROUTE-POSTROUTING": [
-                f"{comment(reasons.HAIRPIN)} {hairpin} -j MASQUERADE --random-fully",
+                f"{comment(reasons.HAIRPIN)} {in_set(family, AddressSet.HAIRPIN)} -j MASQUERADE --random-fully",
                 f"{comment('all else leaves as it is, unless marked')} -m mark ! --mark {mark}/{mark} -j RETURN",
                 f"{comment('the mark has done its duty')} -j MARK --set-xmark {mark}/0x0",
-                f"{comment(reasons.MARKED)} {source} --random-fully",
+                f"{comment(reasons.MARKED)} {translation} --random-fully",
             ],
         },
         jumps=[
@@ -154,30 +153,22 @@ def _cluster_ip_marking(settings: Settings, family: Family, node: NodeFacts) -> 
     return [f"{not_from_local_pods(settings, family)} {comment(reasons.OTHERS_TO_CLUSTER_IP)} {to_cluster_ip}"]
 
 
-def _source_translation(settings: Settings, family: Family, node: NodeFacts) -> str:
-    address = translated_source(settings, family, node)
-    return f"-j SNAT --to-source {address}" if address is not None else "-j MASQUERADE"
-
-
 def filter_rules(settings: Settings, family: Family) -> TableRules:
     mark = f"{settings.masquerade_mark:#x}"
-    no_endpoint = in_set(family, AddressSet.NO_ENDPOINT)
-    no_local = in_set(family, AddressSet.NO_LOCAL)
-    vip = in_set(family, AddressSet.VIP)
-    others = not_from_local_pods(settings, family)
+    no_local = f"{comment(reasons.NO_LOCAL)} {in_set(family, AddressSet.NO_LOCAL)}"
     return TableRules(
         "filter",
         chains={
             "KROUTE-INPUT": [
                 without_syn(),
                 _source_ranges(family),
-                f"{comment(reasons.NO_ENDPOINT)} {no_endpoint} -j KROUTE-REJECT",
-                f"{others} {comment(reasons.NO_LOCAL)} {no_local} -j KROUTE-REJECT",
+                f"{comment(reasons.NO_ENDPOINT)} {in_set(family, AddressSet.NO_ENDPOINT)} -j KROUTE-REJECT",
+                f"{not_from_local_pods(settings, family)} {no_local} -j KROUTE-REJECT",
                 *_odd_segments(family),
-                f"{comment(reasons.VIP)} {vip} -j KROUTE-VIPS",
+                f"{comment(reasons.VIP)} {in_set(family, AddressSet.VIP)} -j KROUTE-VIPS",
             ],
             "KROUTE-VIPS": [
-                *_served_ports(family),
+                *(f"{comment(reasons.SERVED)} {in_set(family, which)} -j RETURN" for which in SERVED),
                 f"{_ECHO_REQUEST[family]} {comment(reasons.PING)} -j RETURN",
                 f"-p {_ICMP[family]} -m conntrack --ctstate INVALID {comment(reasons.STRAY_ERROR)} -j RETURN",
                 f"{comment(reasons.HOST_PORT)} -j KROUTE-REJECT",
@@ -270,10 +261,6 @@ def _source_ranges(family: Family) -> str:
     restricted = in_set(family, AddressSet.RESTRICTED)
     others = not_in_set(family, AddressSet.SOURCE_RANGE)
     return f"{restricted} {others} {comment(reasons.OUTSIDE_RANGES)} -j DROP"
-
-
-def _served_ports(family: Family) -> list[str]:
-    return [f"{comment(reasons.SERVED)} {in_set(family, which)} -j RETURN" for which in SERVED]
 
 
 class IptablesRules(Rules, frozen=True):

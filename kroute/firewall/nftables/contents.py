@@ -36,10 +36,14 @@ Key = tuple[Family, AddressSet]
 
 
 class NetworkEdit(msgspec.Struct, frozen=True):
-    """What to write in one transaction: first the deletions, then the additions. `wanted` is what is then wanted."""
+    """What to write in one transaction: first the deletions, then the additions.
+
+    `standing` is what then stands in the kernel, and `wanted` what is then wanted.
+    """
 
     delete: tuple[str, ...]
     add: tuple[str, ...]
+    standing: frozenset[str]
     wanted: frozenset[str]
 
 
@@ -67,15 +71,15 @@ class Networks:
 
     def edit(self, changes: Mapping[str, bool]) -> NetworkEdit:
         """What to write so that these networks are wanted (True), or not any more (False). Nothing is noted yet."""
-        gone = {network for network, is_wanted in changes.items() if not is_wanted}
-        wanted = self.wanted - gone | (changes.keys() - gone)
-        target = outermost(wanted)
-        return NetworkEdit(tuple(sorted(self.standing - target)), tuple(sorted(target - self.standing)), wanted)
+        unwanted = {network for network, is_wanted in changes.items() if not is_wanted}
+        wanted = self.wanted - unwanted | (changes.keys() - unwanted)
+        standing = frozenset(outermost(wanted))
+        gone, new = sorted(self.standing - standing), sorted(standing - self.standing)
+        return NetworkEdit(tuple(gone), tuple(new), standing, wanted)
 
     def settle(self, edit: NetworkEdit) -> None:
         """Note that an edit has been written."""
-        self.standing = self.standing.difference(edit.delete).union(edit.add)
-        self.wanted = edit.wanted
+        self.standing, self.wanted = edit.standing, edit.wanted
 
 
 def outermost(networks: Collection[str]) -> set[str]:
@@ -180,11 +184,10 @@ class SetContents:
             refused = dict.fromkeys(changes, number) | refused
         networks = self._networks.get((family, which))
         self._counts[family, which] = len(networks.wanted) if networks is not None else 0
+        why = {element: describe_errno(number) for element, number in refused.items()}
         return {
-            SetEntry(which, element): _sentence(
-                family, which, element, describe_errno(number), is_added=changes[element]
-            )
-            for element, number in refused.items()
+            SetEntry(which, element): _sentence(family, which, element, text, is_added=changes[element])
+            for element, text in why.items()
         }
 
     async def _write_networks(self, family: Family, which: AddressSet, changes: Mapping[str, bool]) -> int:
@@ -207,10 +210,8 @@ class SetContents:
         if networks is None:
             networks = await self._read_networks(family, which)
             edit = networks.edit(changes)
-            filled = networks.standing.difference(edit.delete).union(edit.add)
-            number = await self._transact(
-                family, [FlushSet(set_name(which)), *_element_changes(which, (), _elements(filled))]
-            )
+            filling = _element_changes(which, (), _elements(edit.standing))
+            number = await self._transact(family, [FlushSet(set_name(which)), *filling])
             if not number:
                 log.warning("set.rebuilt", set=full_name(family, which), why="it had ranges that are not networks")
         if not number:
@@ -264,9 +265,8 @@ class SetContents:
 
 def _split(changes: Changes) -> tuple[list[Element], list[Element]]:
     """The elements to delete and those to add."""
-    return [element for element, is_wanted in changes.items() if not is_wanted], [
-        element for element, is_wanted in changes.items() if is_wanted
-    ]
+    deleted = [element for element, is_wanted in changes.items() if not is_wanted]
+    return deleted, [element for element, is_wanted in changes.items() if is_wanted]
 
 
 def _element_changes(which: AddressSet, deleted: Iterable[Element], added: Iterable[Element]) -> list[ElementChange]:

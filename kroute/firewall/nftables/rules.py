@@ -74,28 +74,16 @@ ENDS = {Verb.DROP: Ending.DROPPED, Verb.REFUSE: Ending.REFUSED, Verb.TRANSLATE: 
 """The verbs that end a packet's way through the hook."""
 
 
-class BaseChain(msgspec.Struct, frozen=True):
-    """Where the kernel sends packets into a chain. `type`, `name` and `priority` are nft's."""
-
-    hook: Hook
-    type: str
-    name: str
-    priority: int
-
-
 class ChainRules(msgspec.Struct, frozen=True):
-    """A chain with all its rules."""
+    """A chain with all its rules. `hook`: where the kernel sends packets into it; None if other chains do."""
 
-    name: str
+    chain: Chain
     rules: Sequence[Rule]
-    base: BaseChain | None = None
+    hook: Hook | None = None
 
     @property
-    def chain(self) -> Chain:
-        """The chain as the kernel has it."""
-        if self.base is None:
-            return Chain(self.name)
-        return Chain(self.name, self.base.type, self.base.name, self.base.priority)
+    def name(self) -> str:
+        return self.chain.name
 
     @property
     def kernel_rules(self) -> list[NftRule]:
@@ -108,7 +96,7 @@ def trace_packet(chains: Sequence[ChainRules], hook: Hook, packet: Packet, sets:
 
     The comments of a base chain's jumps are left out: they say which packets are looked at, and not why.
     """
-    base = next(chain for chain in chains if chain.base is not None and chain.base.hook is hook)
+    base = next(chain for chain in chains if chain.hook is hook)
     by_name = {chain.name: chain for chain in chains}
     met: list[str] = []
     action, packet = _trace(by_name, base, packet, sets, met)
@@ -127,7 +115,7 @@ def _trace(
             continue
         packet, action = after, each.action
         leads_on = action is not None and action.verb is Verb.JUMP
-        if chain.base is None or not leads_on:
+        if chain.hook is None or not leads_on:
             met.append(each.comment)
         if action is not None and leads_on:
             action, packet = _trace(chains, chains[action.detail], packet, sets, met)
@@ -141,26 +129,26 @@ def _trace(
 def filter_chains(settings: Settings, family: Family) -> list[ChainRules]:
     """Each chain is before those that jump to it."""
     return [
-        ChainRules(REFUSE, [rule(reasons.REFUSED, refusal) for refusal in refusals(family)]),
-        ChainRules(VIP_PORTS, _vip_ports(family)),
-        ChainRules(SOURCE_RANGES, _source_ranges(family)),
-        ChainRules(ODD_SEGMENTS, [rule(reasons.SERVED, in_set(family, which), drop()) for which in SERVED]),
-        ChainRules(NEW, _new_connections(settings, family)),
-        ChainRules(OWN_NEW, [_not_begun(), _restricted(family), _odd_segments()]),
-        ChainRules(OWN_ANSWERS, _own_answers(family)),
+        ChainRules(Chain(REFUSE), [rule(reasons.REFUSED, refusal) for refusal in refusals(family)]),
+        ChainRules(Chain(VIP_PORTS), _vip_ports(family)),
+        ChainRules(Chain(SOURCE_RANGES), _source_ranges(family)),
+        ChainRules(Chain(ODD_SEGMENTS), [rule(reasons.SERVED, in_set(family, which), drop()) for which in SERVED]),
+        ChainRules(Chain(NEW), _new_connections(settings, family)),
+        ChainRules(Chain(OWN_NEW), [_not_begun(), _restricted(family), _odd_segments()]),
+        ChainRules(Chain(OWN_ANSWERS), _own_answers(family)),
         *_direct_return(settings, family),
         ChainRules(
-            "input",
+            Chain("input", "filter", "input", FILTER - BEFORE_OTHERS),
             [*_delivered(settings, family), rule(reasons.NEW_CONNECTIONS, of_no_connection(), jump(NEW))],
-            BaseChain(Hook.INPUT, "filter", "input", FILTER - BEFORE_OTHERS),
+            Hook.INPUT,
         ),
         ChainRules(
-            "output",
+            Chain("output", "filter", "output", MANGLE),
             [
                 rule(reasons.NEW_CONNECTIONS, of_no_connection(), jump(OWN_NEW)),
                 rule(reasons.ANSWERS, answer(), jump(OWN_ANSWERS)),
             ],
-            BaseChain(Hook.OUTPUT, "filter", "output", MANGLE),
+            Hook.OUTPUT,
         ),
     ]
 
@@ -169,11 +157,10 @@ def _direct_return(settings: Settings, family: Family) -> list[ChainRules]:
     """Mark packets to VIPs on no link before they are routed: by the mark they are delivered to this node."""
     if not settings.direct_return:
         return []
+    chain = Chain("prerouting", "filter", "prerouting", MANGLE)
     marked = set_mark(settings.direct_return_mark)
-    place = BaseChain(Hook.PREROUTING, "filter", "prerouting", MANGLE)
-    return [
-        ChainRules("prerouting", [rule(reasons.TO_VIP, in_set(family, AddressSet.VIP), on_no_link(), marked)], place)
-    ]
+    to_vip = rule(reasons.TO_VIP, in_set(family, AddressSet.VIP), on_no_link(), marked)
+    return [ChainRules(chain, [to_vip], Hook.PREROUTING)]
 
 
 def _delivered(settings: Settings, family: Family) -> list[Rule]:
@@ -248,21 +235,21 @@ def nat_chains(settings: Settings, family: Family, node: NodeFacts) -> list[Chai
     """Each chain is before those that jump to it."""
     before_ipvs, behind_ipvs = DESTINATION_NAT - BEFORE_OTHERS, SOURCE_NAT - BEFORE_OTHERS
     return [
-        ChainRules(MARK, _marking(settings, family, node)),
+        ChainRules(Chain(MARK), _marking(settings, family, node)),
         ChainRules(
-            "nat-prerouting",
+            Chain("nat-prerouting", "nat", "prerouting", before_ipvs),
             [rule(reasons.FROM_ELSEWHERE, jump(MARK))],
-            BaseChain(Hook.NAT_PREROUTING, "nat", "prerouting", before_ipvs),
+            Hook.NAT_PREROUTING,
         ),
         ChainRules(
-            "nat-output",
+            Chain("nat-output", "nat", "output", before_ipvs),
             [rule(reasons.OF_THIS_NODE, jump(MARK))],
-            BaseChain(Hook.NAT_OUTPUT, "nat", "output", before_ipvs),
+            Hook.NAT_OUTPUT,
         ),
         ChainRules(
-            "nat-postrouting",
+            Chain("nat-postrouting", "nat", "postrouting", behind_ipvs),
             _masquerading(settings, family, node),
-            BaseChain(Hook.NAT_POSTROUTING, "nat", "postrouting", behind_ipvs),
+            Hook.NAT_POSTROUTING,
         ),
     ]
 

@@ -45,10 +45,8 @@ def read_ejection(text: str) -> tuple[Ejection | None, str | None]:
         seconds = read_seconds(time.strip())
         allowed = _ALLOWED.get(name, range(0))
         if seconds is None or seconds not in allowed or name in found:
-            return (
-                None,
-                f"is no ejection: {quoted(part.strip())} is neither after 5s to 5m nor hold 5s to 1h, once each",
-            )
+            allowed_parts = "neither after 5s to 5m nor hold 5s to 1h, once each"
+            return None, f"is no ejection: {quoted(part.strip())} is {allowed_parts}"
         found[name] = seconds
     return Ejection(**found), None
 

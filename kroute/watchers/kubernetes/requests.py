@@ -1,6 +1,7 @@
 """The requests that a reflector makes, and their counts."""
 
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -113,8 +114,8 @@ class RequestStatistics:
     """The counts since the start. A request is over when the head of its answer has arrived: a watch goes on then."""
 
     def __init__(self) -> None:
-        self._codes: dict[tuple[str, str], dict[str, int]] = {}
-        self._latencies: dict[tuple[str, str], Histogram] = {}
+        self._counted: dict[tuple[str, str], tuple[Counter[str], Histogram]] = {}
+        """By server and method: how often each status came, and the latencies."""
 
     @contextmanager
     def measured(self, server: str, method: str) -> Iterator[RequestUnderway]:
@@ -127,15 +128,13 @@ class RequestStatistics:
 
     def answered(self, host: str, method: str, status: int | None, seconds: float) -> None:
         """Count a request; `status` is None if no answer arrived."""
-        codes = self._codes.setdefault((host, method), {})
-        code = NO_ANSWER if status is None else str(status)
-        codes[code] = codes.get(code, 0) + 1
-        self._latencies.setdefault((host, method), Histogram(LATENCY_BOUNDS)).observe(seconds)
+        codes, latency = self._counted.setdefault((host, method), (Counter(), Histogram(LATENCY_BOUNDS)))
+        codes[NO_ANSWER if status is None else str(status)] += 1
+        latency.observe(seconds)
 
     def series(self) -> list[RequestSeries]:
         """The counts by server and method."""
         return [
             RequestSeries(host, method, dict(codes), latency.counts, latency.sum)
-            for (host, method), codes in self._codes.items()
-            for latency in (self._latencies[host, method],)
+            for (host, method), (codes, latency) in self._counted.items()
         ]

@@ -60,7 +60,7 @@ class ServerPresence:
         return not self._present.is_set()
 
     def answered(self) -> bool:
-        """Note an answer of any kind: the server is there, and everybody who waits goes on. Returns if it was away."""
+        """Note an answer of any kind: the server is there, and all that wait go on. Returns whether it was away."""
         self._answered_at = _now()
         if not self.is_away:
             return False
@@ -165,7 +165,7 @@ def costs_nothing(error: BaseException | None) -> bool:
 
 
 class Peers:
-    """Who has answered, and when last; `changed` is set when somebody new has.
+    """The addresses that have answered, and when last; `changed` is set when a new one has.
 
     A connection whose source address has left the node is ended: the kernel sends nothing from that address, and a
     watch that only listens would wait until it counts as stalled.

@@ -102,14 +102,14 @@ def read_locality(text: str) -> Read[Locality | None]:
     return locality, f"is obeyed only in part: {quoted(rest.strip())} is not a spill, and {FULL}% holds"
 
 
-def _apply_weights(options: Options, value: str) -> Applied:
-    weights, complaint = read_weights(value)
-    return options.asking(weights), complaint
+def _asking(read: Callable[[str], Read[T]]) -> Callable[[Options, str], Applied]:
+    """Ask for what can be read."""
 
+    def apply(options: Options, value: str) -> Applied:
+        found, complaint = read(value)
+        return options.asking(found), complaint
 
-def _apply_locality(options: Options, value: str) -> Applied:
-    locality, complaint = read_locality(value)
-    return options.asking(locality), complaint
+    return apply
 
 
 ANNOTATIONS = (
@@ -117,14 +117,14 @@ ANNOTATIONS = (
         names=names("weights"),
         meaning="what the real servers of a zone or a node weigh, for this Service",
         allowed=f"zone/NAME=WEIGHT and node/NAME=WEIGHT, separated by commas, with weights from 0 to {MAX_WEIGHT}",
-        apply=_apply_weights,
+        apply=_asking(read_weights),
         needs_shares=True,
     ),
     Annotation(
         names=names("locality"),
         meaning="real servers on the client's node, or in its zone, come first, till their share is used up",
         allowed="prefer-node or prefer-zone, and behind a comma spill with 1% to 100%",
-        apply=_apply_locality,
+        apply=_asking(read_locality),
         needs_shares=True,
     ),
 )

@@ -54,8 +54,8 @@ def render(found: NftablesRules) -> str:
 
 def lines(one: ChainRules) -> Iterator[str]:
     yield f"chain {one.name} {{"
-    if one.base:
-        yield f"\ttype {one.base.type} hook {one.base.name} priority {one.base.priority}; policy accept;"
+    if one.hook:
+        yield f"\ttype {one.chain.type} hook {one.chain.hook} priority {one.chain.priority}; policy accept;"
     yield from (f"\t{rule.text}" for rule in one.rules)
     yield "}"
 

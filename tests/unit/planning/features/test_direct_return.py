@@ -52,7 +52,7 @@ def test_without_endpoints_the_address_stays_direct() -> None:
 
 
 NODES = AddressOwners()
-NODES.place_node(node(("InternalIP", "192.0.2.9"), name="node7"))
+NODES.place_node("node7", node(("InternalIP", "192.0.2.9"), name="node7"))
 SHARED = AddressOwners()
 SHARED.place_service(service().key, service(external_ips=(VIP,)))
 SHARED.place_service(service("other").key, service("other", external_ips=(VIP,)))
@@ -93,5 +93,5 @@ def test_who_begins_or_ceases_to_share_an_address_is_planned_again() -> None:
     assert first.key in owners.place_service(first.key, first)
     assert {first.key, second.key} <= owners.place_service(second.key, second)
     assert owners.place_service(third.key, third) == set()  # nothing changes for the others
-    owners.forget_service(third.key)
-    assert first.key in owners.forget_service(second.key)
+    owners.place_service(third.key, None)
+    assert first.key in owners.place_service(second.key, None)
