@@ -159,7 +159,10 @@ class WeightSources:
     @property
     def has_affected(self) -> bool:
         """Whether Services are to be planned again now."""
-        return bool(self._affected) or ((due := self.next_due()) is not None and due <= 0)
+        if self._affected:
+            return True
+        has_any = self._weighed_nodes or self._have_zones_changed or self._has_readiness_changed
+        return bool(has_any) and self._nodes_due <= self._clock()
 
     def next_due(self) -> float | None:
         """In how many seconds the newest changes of Nodes count; None: there are none."""

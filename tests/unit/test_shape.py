@@ -47,8 +47,7 @@ MANY_ARGUMENTS: dict[str, int] = {
 LONG_FUNCTIONS: dict[str, int] = {}
 SHARED_STATE: set[str] = set()
 """Module-level names that one module changes while another reads them."""
-CHANGED_FROM_OUTSIDE: set[str] = {
-}
+CHANGED_FROM_OUTSIDE: set[str] = set()
 """Rooms in which a module changes a dict, a list or a set of another module's object, and the attribute."""
 PRIVATE_NAMES_ELSEWHERE: set[str] = {
     "kernel: _xtables_set_nfproto",
