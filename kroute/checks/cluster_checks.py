@@ -42,11 +42,10 @@ def check_cluster(cluster: Cluster) -> list[Finding]:
 
 def check_version(version: str) -> Finding:
     """Whether kroute's manifests are made for this version of the API."""
-    match = re.match(r"v?(\d{1,4})\.(\d{1,4})", version)
-    oldest, newest = (".".join(map(str, each)) for each in (OLDEST, NEWEST))
-    if match is None:
+    found = _numbers(version.removeprefix("v"))
+    oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
+    if found is None:
         return warning(VERSION, f"the API server calls its version {version!r}", f"use Kubernetes {oldest} to {newest}")
-    found = (int(match[1]), int(match[2]))
     if found < OLDEST:
         message = f"Kubernetes {version} is older than {oldest}, for which the chart and the manifests are made"
         return failed(VERSION, message, f"upgrade the cluster to {oldest} or later")
@@ -66,7 +65,8 @@ def check_nodes(nodes: Sequence[ClusterNode]) -> list[Finding]:
         for field in ("kernel_version", "os_image", "architecture")
     )
     found = [ok(NODES, f"{_plural(len(linux), 'Node')}: Linux {kernels}; {systems}; {machines}")]
-    if old := sorted({node.info.kernel_version for node in linux if _kernel(node) < OLDEST_KERNEL}):
+    versions = {node.info.kernel_version for node in linux}
+    if old := sorted(version for version in versions if (_numbers(version) or OLDEST_KERNEL) < OLDEST_KERNEL):
         message = f"Linux {_listed(old)} is older than {'.'.join(map(str, OLDEST_KERNEL))}, the oldest that is tested"
         found.append(warning(NODES, message, "install on one such node first, and run `kroute check` there"))
     if others := sorted({node.info.architecture for node in linux} - {"amd64", ""}):
@@ -78,9 +78,10 @@ def check_nodes(nodes: Sequence[ClusterNode]) -> list[Finding]:
     return found
 
 
-def _kernel(node: ClusterNode) -> tuple[int, int]:
-    match = re.match(r"(\d{1,4})\.(\d{1,4})", node.info.kernel_version)
-    return (int(match[1]), int(match[2])) if match else OLDEST_KERNEL
+def _numbers(version: str) -> tuple[int, int] | None:
+    """The first two numbers of a version."""
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", version)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def check_namespace(cluster: Cluster) -> list[Finding]:
@@ -162,15 +163,12 @@ def cilium_config(cluster: Cluster, daemon_set: DaemonSet) -> Mapping[str, str] 
 
 def _antrea(cluster: Cluster, daemon_set: DaemonSet) -> Finding:
     _, key, replaces = CONFIGURED[ANTREA]
-    texts = [
-        data[key]
-        for each, data in cluster.config_maps.items()
-        if each.namespace == daemon_set.metadata.namespace and key in data
-    ]
-    if not texts:
+    namespace = daemon_set.metadata.namespace
+    beside = [data for found, data in cluster.config_maps.items() if found.namespace == namespace and key in data]
+    if not beside:
         message = f"Antrea: {_where(daemon_set)}; its {key} is not known"
         return warning(CNI, message, "make sure that antreaProxy.proxyAll is false there")
-    if replaces.search(texts[0]):
+    if replaces.search(beside[0][key]):
         message = f"Antrea serves Services itself: antreaProxy.proxyAll is true ({_where(daemon_set)})"
         return failed(CNI, message, _ONE_PROXY)
     return ok(CNI, f"Antrea without proxyAll: {_where(daemon_set)}; it needs nothing from kroute")

@@ -108,22 +108,12 @@ def wants_pod_on(spec: PodSpec, node: ClusterNode) -> bool:
     return all(
         any(_tolerates(toleration, taint) for toleration in spec.tolerations or ())
         for taint in node.spec.taints or ()
-        if taint.effect in {"NoSchedule", "NoExecute"} and taint.key not in TOLERATED
+        if taint.effect in {"NoSchedule", "NoExecute"} and not TOLERATED.fullmatch(taint.key)
     )
 
 
-TOLERATED = frozenset(
-    f"node.kubernetes.io/{name}"
-    for name in (
-        "not-ready",
-        "unreachable",
-        "disk-pressure",
-        "memory-pressure",
-        "pid-pressure",
-        "unschedulable",
-        "network-unavailable",
-    )
-)
+_CONDITIONS = "not-ready|unreachable|disk-pressure|memory-pressure|pid-pressure|unschedulable|network-unavailable"
+TOLERATED = re.compile(rf"node\.kubernetes\.io/({_CONDITIONS})")
 """Taints that the Pods of a DaemonSet tolerate, the last one if they are in the host's network, as all proxies are."""
 
 
