@@ -105,11 +105,8 @@ def check_namespace(cluster: Cluster) -> list[Finding]:
 
 def check_kroute(cluster: Cluster) -> list[Finding]:
     """Whether kroute is there already."""
-    return [
-        ok(PROXY, f"kroute is installed already: {_where(each)}")
-        for each in cluster.daemon_sets
-        if each.labels.get("app.kubernetes.io/name") == "kroute"
-    ]
+    installed = [found for found in cluster.daemon_sets if found.labels.get("app.kubernetes.io/name") == "kroute"]
+    return [ok(PROXY, f"kroute is installed already: {_where(daemon_set)}") for daemon_set in installed]
 
 
 def check_cni(cluster: Cluster) -> list[Finding]:

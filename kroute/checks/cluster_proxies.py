@@ -34,6 +34,8 @@ from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes.errors import ApiError
 
 NAMESPACE = "kube-system"
+ENDED = frozenset({"Succeeded", "Failed"})
+"""The phases of Pods that have ended."""
 T = TypeVar("T")
 MOST = 500
 """Objects of one list that are looked at. A node has at most some hundred Pods."""
@@ -79,16 +81,11 @@ async def _listed(api: Reader, kind: type[T], path: str, params: Mapping[str, st
 
 def _meant(pods: Sequence[ClusterPod], sets: Sequence[DaemonSet], node: ClusterNode | None) -> dict[str, str]:
     meant: dict[str, str] = {}
-    wanted = [
-        (f"DaemonSet {NAMESPACE}/{each.metadata.name} wants a Pod on this node", each.pod)
-        for each in sets
-        if each.metadata.deletion_timestamp is None and node is not None and wants_pod_on(each.pod, node)
-    ]
-    bound = [
-        (f"Pod {NAMESPACE}/{pod.metadata.name} is bound to this node", pod.spec)
-        for pod in pods
-        if pod.metadata.deletion_timestamp is None and pod.status.phase not in {"Succeeded", "Failed"}
-    ]
+    living = [found for found in sets if found.metadata.deletion_timestamp is None]
+    wanting = [found for found in living if node is not None and wants_pod_on(found.pod, node)]
+    there = [pod for pod in pods if pod.metadata.deletion_timestamp is None and pod.status.phase not in ENDED]
+    wanted = [(f"DaemonSet {NAMESPACE}/{found.metadata.name} wants a Pod on this node", found.pod) for found in wanting]
+    bound = [(f"Pod {NAMESPACE}/{pod.metadata.name} is bound to this node", pod.spec) for pod in there]
     for why, spec in (*wanted, *bound):
         for program, proxy in PROGRAMS.items():
             container = spec.container(program)

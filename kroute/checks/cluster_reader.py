@@ -173,15 +173,11 @@ def _addresses(item: EndpointSlice) -> Iterable[tuple[str, int]]:
 
 async def _read_configurations(reader: "_Reader", cluster: Cluster) -> None:
     """What can only be named once the DaemonSets are known."""
-    mounted = {
-        ConfigMapKey(each.metadata.namespace, name)
-        for program in MOUNTING
-        for each in cluster.running(program)
-        for name in each.pod.config_maps
-    }
+    running = [daemon_set for program in MOUNTING for daemon_set in cluster.running(program)]
+    mounted = {ConfigMapKey(found.metadata.namespace, name) for found in running for name in found.pod.config_maps}
     if not cluster.daemon_sets:
         mounted.add(KUBE_PROXY_CONFIG)
-    mounted |= {ConfigMapKey(each.metadata.namespace, "cilium-config") for each in cluster.running("cilium-agent")}
+    mounted |= {ConfigMapKey(found.metadata.namespace, "cilium-config") for found in cluster.running("cilium-agent")}
     await reader.config_maps(cluster, sorted(mounted)[:MOST_CONFIG_MAPS])
     if cluster.running("calico-node"):
         base = "/apis/crd.projectcalico.org/v1"

@@ -64,26 +64,20 @@ async def check_host_firewall(
     `overrules`: whether kroute's firewall backend accepts in the tables of iptables what these would drop.
     `reads_legacy`: whether this process may read legacy tables, which takes CAP_NET_RAW.
     """
-    hidden = [
-        variant
-        for variant in VARIANTS
-        if variant.name == "legacy" and not reads_legacy and tools.may_be_in_use(variant, _TABLE)
-    ]
-    tables = {
-        variant: table
-        for variant in VARIANTS
-        if variant not in hidden and (table := await _filter_table(tools, variant, nft_chains)) is not None
-    }
+    hidden: list[Variant] = []
+    tables: dict[Variant, SavedTable] = {}
+    for variant in VARIANTS:
+        if variant.name == "legacy" and not reads_legacy and tools.may_be_in_use(variant, _TABLE):
+            hidden.append(variant)
+        elif (table := await _filter_table(tools, variant, nft_chains)) is not None:
+            tables[variant] = table
     seen = {_nft_family(variant) for variant in tables if variant.name == "nft"}
     unseen = [chain for chain in nft_chains if chain.table != _TABLE or chain.family not in seen]
     forward, incoming = _gates(tables, "FORWARD"), _gates(tables, "INPUT")
     found = [_not_forwarded(gate) for gate in _base_chains(unseen, "forward")]
     if not overrules:
-        found += [
-            _not_accepted(gate, variant)
-            for variant, gate in forward.items()
-            if not accepts_established(tables[variant], "FORWARD")
-        ]
+        losing = [variant for variant in forward if not accepts_established(tables[variant], "FORWARD")]
+        found += [_not_accepted(forward[variant], variant) for variant in losing]
     found += [_unread(variant) for variant in hidden]
     if not found:
         passing = f", though {_listed(forward.values())}" if forward else ""

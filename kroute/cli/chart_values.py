@@ -211,11 +211,8 @@ def _configured(cluster: Cluster, name: str, namespace: str, pod: PodSpec, nodes
 
 def _take_proxies(values: Values, cluster: Cluster, proxies: list[_Proxy]) -> None:
     """Translate the first kube-proxy that runs anywhere, and kube-router's service proxy."""
-    routers = [
-        (str(each.metadata), container)
-        for each in cluster.running("kube-router")
-        if (container := each.pod.container("kube-router")) and serves(container)
-    ]
+    found = [(str(router.metadata), router.pod.container("kube-router")) for router in cluster.running("kube-router")]
+    routers = [(name, container) for name, container in found if container and serves(container)]
     for name, container in routers[:1]:
         _take_flags(values, container, f"kube-router's DaemonSet {name}", KUBE_ROUTER)
         values.iptables = f"only if kube-router's rules are in legacy tables, which `kroute check` says: {_IMAGE}"
@@ -225,13 +222,13 @@ def _take_proxies(values: Values, cluster: Cluster, proxies: list[_Proxy]) -> No
         values.findings.append(_take_kube_proxy(values, proxy) if number == 0 else _another(proxy))
     _, disabled = embedded_kube_proxy(cluster)
     if not proxies and not routers:
-        found = ok(PROXY, "no Pod of kube-proxy was found, and no kube-router that serves Services")
+        finding = ok(PROXY, "no Pod of kube-proxy was found, and no kube-router that serves Services")
         if disabled:
-            found = ok(PROXY, "kube-proxy is disabled in K3s or RKE2 (disable-kube-proxy)")
+            finding = ok(PROXY, "kube-proxy is disabled in K3s or RKE2 (disable-kube-proxy)")
         elif not cluster.daemon_sets:
             next_step = "run `kroute check` on a node after the installation"
-            found = warning(PROXY, "whether a kube-proxy runs is not known", next_step)
-        values.findings.append(found)
+            finding = warning(PROXY, "whether a kube-proxy runs is not known", next_step)
+        values.findings.append(finding)
     if values.settings:
         unused = f", and has no use for {len(values.remarks)} others" if values.remarks else ""
         name = "kube-router" if routers else "kube-proxy"

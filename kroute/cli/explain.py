@@ -143,10 +143,10 @@ def print_explanations(found: ExplanationList, screen: Screen) -> None:
     """Print each explanation, with an empty line between two."""
     if any(explanation.source == "kernel" for explanation in found.items):
         screen.line("No agent answers on this node: this is what the kernel has, by the settings given here.", err=True)
-    for number, each in enumerate(found.items):
+    for number, explanation in enumerate(found.items):
         if number:
             screen.line()
-        _print_explanation(each, screen)
+        _print_explanation(explanation, screen)
 
 
 def _print_explanation(found: Explanation, screen: Screen) -> None:
@@ -193,10 +193,10 @@ def _address(found: Explanation) -> str:
 
 
 def _route(found: Explanation) -> str:
-    if found.route is None:
+    if (route := found.route) is None:
         return "none"
-    kind = "for this node" if found.route.is_local else "to elsewhere"
-    return f"{kind} by {found.route.interface}, source {found.route.source or 'chosen by the kernel'}"
+    kind = "for this node" if route.is_local else "to elsewhere"
+    return f"{kind} by {route.interface}, source {route.source or 'chosen by the kernel'}"
 
 
 def _real_servers(found: Explanation) -> Iterator[tuple[str, str]]:

@@ -190,16 +190,12 @@ def _describe(leftovers: Leftovers, shown: int | None) -> Iterator[str]:
         yield f"  {len(leftovers.adopted)} virtual servers that are kroute's by now"
     for table in leftovers.tables:
         yield from _describe_table(table)
-    for nft_table in leftovers.nft_tables:
-        yield f"  nft table {nft_table}"
-    for name in leftovers.sets:
-        yield f"  set {name}"
+    yield from (f"  nft table {table}" for table in leftovers.nft_tables)
+    yield from (f"  set {name}" for name in leftovers.sets)
     for family, mark in leftovers.marks:
         yield f"  {Family.IPV6 if family == Family.IPV6.number else Family.IPV4} virtual server of mark {mark:#x}"
-    for thing in (*leftovers.policy_rules, *leftovers.routes):
-        yield f"  {thing}"
-    for name, value in leftovers.sysctls.items():
-        yield f"  sysctl {name} = {value}, which stays"
+    yield from (f"  {thing}" for thing in (*leftovers.policy_rules, *leftovers.routes))
+    yield from (f"  sysctl {name} = {value}, which stays" for name, value in leftovers.sysctls.items())
 
 
 def _describe_table(table: TableLeftovers) -> Iterator[str]:

@@ -160,7 +160,10 @@ def print_status(found: Status, screen: Screen) -> None:
         lines[name] = f"{connected}{server}{f': {objects}' if objects else ''}"
     for name, text in lines.items():
         screen.line(f"{name:<12}{text}", hang=12)
-    _print_problems(found, screen)
+    for problem in found.problems[:SHOWN]:
+        print_problem(problem, problem.service or "this node", screen)
+    if found.problems_total > SHOWN:
+        screen.line(f"and {found.problems_total - SHOWN} more: `kroute status -o json`, `kroute show services`")
 
 
 def _what(found: Status) -> str:
@@ -184,14 +187,6 @@ def print_head(found: Status, screen: Screen) -> None:
     count = f"{found.problems_total} problem{'s' if found.problems_total > 1 else ''}"
     verdict = count if found.problems else "all right"
     screen.line(f"{name}: {found.state.value}, {verdict}", fg=colour, bold=True)
-
-
-def _print_problems(found: Status, screen: Screen) -> None:
-    """Print the first problems, each with its next step."""
-    for problem in found.problems[:SHOWN]:
-        print_problem(problem, problem.service or "this node", screen)
-    if found.problems_total > SHOWN:
-        screen.line(f"and {found.problems_total - SHOWN} more: `kroute status -o json`, `kroute show services`")
 
 
 def print_problem(problem: StatusProblem, where: str, screen: Screen) -> None:

@@ -158,13 +158,10 @@ def allocated_node_ports(changes: Iterable[Change]) -> AllocatedNodePorts:
         if isinstance(item, EndpointSlice):
             written = [endpoint.addresses[0] for endpoint in item.endpoints or () if endpoint.addresses]
             endpoints[item.service_key].update(filter(None, map(canonical, written)))
-    return {
-        (Protocol[port.protocol], port.node_port): endpoints[service.key]
-        for service in items
-        if isinstance(service, Service)
-        for port in service.spec.ports or ()
-        if port.node_port and port.protocol in Protocol.__members__
-    }
+    services = [item for item in items if isinstance(item, Service)]
+    ports = [(service.key, port) for service in services for port in service.spec.ports or () if port.node_port]
+    known = [(key, port) for key, port in ports if port.protocol in Protocol.__members__]
+    return {(Protocol[port.protocol], port.node_port): endpoints[key] for key, port in known}
 
 
 def serves(allocated: AllocatedNodePorts, key: VirtualServerKey, real_servers: Set[str]) -> bool:

@@ -143,12 +143,8 @@ async def _adopt_routes(link: str) -> list[str]:
     """Set kroute's protocol on the IPv6 source routes of the link: by it kroute tells its routes from the kernel's."""
     async with Routes() as routes:
         found = await routes.read(link)
-        changes = [
-            SetLocalRoute(address, route.source)
-            for address, on_link in sorted(found.items())
-            for route in on_link
-            if ":" in address and route.source is not None
-        ]
+        sources = [(address, route.source) for address, on_link in sorted(found.items()) for route in on_link]
+        changes = [SetLocalRoute(address, source) for address, source in sources if source and ":" in address]
         failures = await routes.write(link, changes)
     if failures:
         raise KernelError(f"{failures[0]}; run this again")

@@ -1,11 +1,13 @@
 """Options of the command line: how each is read from a flag, a variable or a file, and those that commands share."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import msgspec
 
+from kroute.base.schedulers import parse_scheduler_flags
 from kroute.settings import DEFAULTS, text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -63,6 +65,17 @@ BIND_ADDRESS = Parsed("IP:PORT|off", text.parse_listen_address)
 INTERFACE = Parsed("NAME", text.parse_interface)
 PROXY_NAME = Parsed("NAME", text.parse_proxy_name)
 NETWORKS = ParsedList("CIDR[,CIDR]", text.parse_networks)
+SERVERS = ParsedList("URL[,URL]", text.parse_servers)
+NODE_IPS = ParsedList("IP[,IP]", text.parse_node_ips)
+SCHEDULER_FLAGS = ParsedList("FLAG[,FLAG]|none", parse_scheduler_flags)
+NODE_PORT_ADDRESSES = ParsedList("CIDR[,CIDR]|primary", text.parse_nodeport_addresses)
+PORTS = ParsedList("PORT[-PORT][,...]", text.parse_ports)
+EXEMPTIONS = ParsedList("SRC:DST[,...]", text.parse_exemptions)
+SHARE = Parsed("PERCENT", text.parse_share)
+MARK = Parsed("MARK", text.parse_mark)
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+LEVEL = click.Choice(["debug", "info", "warning", "error"])
 ON_OFF = click.Choice(["on", "off"], case_sensitive=False)
 
 

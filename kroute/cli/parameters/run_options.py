@@ -14,21 +14,29 @@ import msgspec
 from click.core import ParameterSource
 
 from kroute.base import logs
-from kroute.base.schedulers import parse_scheduler_flags
 from kroute.cli.parameters.config_file import read_config
 from kroute.cli.parameters.options import (
     BIND_ADDRESS,
     CONNTRACK_TIMEOUT,
     DEFAULT_FLAGS,
+    DIRECTORY,
     DURATION,
+    EXEMPTIONS,
+    FILE,
     INTERFACE,
+    LEVEL,
+    MARK,
     NETWORKS,
+    NODE_IPS,
+    NODE_PORT_ADDRESSES,
     ON_OFF,
+    PORTS,
     PROXY_NAME,
+    SCHEDULER_FLAGS,
+    SERVERS,
+    SHARE,
     TIMEOUT,
     Command,
-    Parsed,
-    ParsedList,
     Setting,
     option,
 )
@@ -41,12 +49,10 @@ from kroute.settings import (
     ConntrackSettings,
     IpvsTimeouts,
     Settings,
-    text,
 )
 
 _COUNT = click.IntRange(min=1)
 _CONNECTIONS = click.IntRange(0, 1 << 30)
-_MARK = Parsed("MARK", text.parse_mark)
 
 GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "Source of Services": (
@@ -56,17 +62,15 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "YAML file with the same names as the flags; flags and variables take precedence over it.",
             more={"callback": read_config, "is_eager": True, "expose_value": False},
         ),
-        Setting(
-            "--kubeconfig", click.Path(exists=True, dir_okay=False, path_type=Path), "How to reach the API server."
-        ),
+        Setting("--kubeconfig", FILE, "How to reach the API server."),
         Setting(
             "--master",
-            ParsedList("URL[,URL]", text.parse_servers),
+            SERVERS,
             "The API server's address; overrides the kubeconfig's and the Pod's. Of several, one that works is used.",
         ),
         Setting(
             "--manifests",
-            click.Path(exists=True, file_okay=False, path_type=Path),
+            DIRECTORY,
             "Read Services and EndpointSlices from the YAML and JSON files of this directory; no API server is needed.",
         ),
     ),
@@ -77,9 +81,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "The Node object of this node.  [default: the host name]",
             more={"default": socket.gethostname},
         ),
-        Setting(
-            "--node-ip", ParsedList("IP[,IP]", text.parse_node_ips), "This node's own addresses; overrides the Node's."
-        ),
+        Setting("--node-ip", NODE_IPS, "This node's own addresses; overrides the Node's."),
         Setting("--dummy-interface", INTERFACE, "The interface that carries the VIPs."),
         Setting(
             "--strict-arp",
@@ -93,7 +95,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting(
             "--proc-sys",
-            click.Path(exists=True, file_okay=False, path_type=Path),
+            DIRECTORY,
             "Where sysctls are read and written: a container's own /proc/sys is read-only, so it is given the host's.",
         ),
     ),
@@ -115,11 +117,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             click.Choice(SCHEDULER_CHOICES),
             "IPVS scheduler of Services without annotation; auto: rr, and wrr where weights count.",
         ),
-        Setting(
-            "--scheduler-flags",
-            ParsedList("FLAG[,FLAG]|none", parse_scheduler_flags),
-            "Flags of the schedulers sh and mh.",
-        ),
+        Setting("--scheduler-flags", SCHEDULER_FLAGS, "Flags of the schedulers sh and mh."),
         Setting(
             "--pod-weights", None, "Weigh pods by their label kroute.io/weight; the pods that have it are watched."
         ),
@@ -143,7 +141,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "Node ports and external addresses": (
         Setting(
             "--nodeport-addresses",
-            ParsedList("CIDR[,CIDR]|primary", text.parse_nodeport_addresses),
+            NODE_PORT_ADDRESSES,
             "Serve node ports on these of the node's addresses.  [default: all but loopback and IPv6 link-local]",
         ),
         Setting(
@@ -169,11 +167,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             NETWORKS,
             "Networks: external addresses in them are served although the node needs them (API server, gateway, DNS).",
         ),
-        Setting(
-            "--protected-ports",
-            ParsedList("PORT[-PORT][,...]", text.parse_ports),
-            "No Service gets these ports on a node's own addresses.",
-        ),
+        Setting("--protected-ports", PORTS, "No Service gets these ports on a node's own addresses."),
         Setting(
             "--direct-return",
             None,
@@ -181,7 +175,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting(
             "--direct-return-mark",
-            _MARK,
+            MARK,
             "Packet mark bit of packets to the addresses of direct return, while they are routed.",
         ),
     ),
@@ -199,12 +193,8 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "How the names of the pods' interfaces begin, for InterfaceNamePrefix.",
         ),
         Setting("--masquerade-all", None, "Masquerade every connection to a ClusterIP."),
-        Setting(
-            "--masquerade-exempt",
-            ParsedList("SRC:DST[,...]", text.parse_exemptions),
-            "Never masquerade from SRC to DST, two networks.",
-        ),
-        Setting("--masquerade-mark", _MARK, "Packet mark bit of connections to masquerade."),
+        Setting("--masquerade-exempt", EXEMPTIONS, "Never masquerade from SRC to DST, two networks."),
+        Setting("--masquerade-mark", MARK, "Packet mark bit of connections to masquerade."),
         Setting(
             "--snat-source",
             click.Choice(["masquerade", "node-ip"]),
@@ -227,7 +217,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting(
             "--resync-budget",
-            Parsed("PERCENT", text.parse_share),
+            SHARE,
             "Part of a processor that comparisons of all of the kernel's state may take without a reason.",
         ),
         Setting(
@@ -261,11 +251,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("--conntrack-udp-timeout-stream", CONNTRACK_TIMEOUT, "The same for UDP with answers."),
     ),
     "Logs, metrics and health": (
-        Setting(
-            "--log-level",
-            click.Choice(["debug", "info", "warning", "error"]),
-            "The least severe events that are logged.",
-        ),
+        Setting("--log-level", LEVEL, "The least severe events that are logged."),
         Setting(
             "--log-format",
             click.Choice(["json", "console"]),
