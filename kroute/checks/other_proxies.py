@@ -255,11 +255,8 @@ async def leftovers(kernel: NodeKernel, nft_chains: Sequence[NftChain], our_link
         if sets := sorted(proxy.sets & set_names):
             what.append(f"set {sets[0]}" + (f" and {len(sets) - 1} more" if len(sets) > 1 else ""))
         what += [f"{family} chain {name}" for family, names in chains.items() for name in _recognised(proxy, names)]
-        what += [
-            f"nft chain {chain.family} {chain.table} {chain.name}"
-            for chain in nft_chains
-            if proxy.is_recognised_by(chain.name)
-        ]
+        theirs = [chain for chain in nft_chains if proxy.is_recognised_by(chain.name)]
+        what += [f"nft chain {chain.family} {chain.table} {chain.name}" for chain in theirs]
         what += [f"nft table {chain.family} {chain.table}" for chain in nft_chains if chain.table == proxy.nft_table]
         found += [Trace(proxy.name, trace) for trace in what]
     return list(dict.fromkeys(found))

@@ -82,9 +82,8 @@ async def signs_of_life(*, ours: Collection[int] = (), processes: Path | None = 
     """
     signs, routers = _by_processes(processes) if processes is not None else ([], set())
     for listener in LISTENERS if _is_loopback_up() else ():
-        if listener.proxy in routers:
-            continue
-        if listener.port in ours or (listener.links and not any(map(_has_link, listener.links))):
+        is_without_link = listener.links and not any(map(_has_link, listener.links))
+        if listener.proxy in routers or listener.port in ours or is_without_link:
             continue
         for host in LOOPBACK:
             if await listens(host, listener.port):

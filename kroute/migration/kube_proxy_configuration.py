@@ -148,9 +148,10 @@ def translate(content: Mapping[str, Any]) -> Translation:
             name, convert = USED[field]
             try:
                 translation.settings.append(Translated(name, convert(value), field, field not in written))
-                translation.settings.extend(_implied(field, value))
             except ValueError as error:
                 raise ConfigurationFieldError(f"{field}: {error}") from None
+            if (name, value) == ("scheduler", "mh"):
+                translation.settings.append(Translated("scheduler-flags", MH_FLAGS, field))
         else:
             section = field.partition(".")[0]
             unknown = f"kroute knows no such field of {KIND}"
@@ -158,17 +159,12 @@ def translate(content: Mapping[str, Any]) -> Translation:
     return translation
 
 
-def _implied(field: str, value: Any) -> Iterator[Translated]:
-    """The settings that follow from a field in addition to its own."""
-    if field == "ipvs.scheduler" and value == "mh":
-        yield Translated("scheduler-flags", MH_FLAGS, field)
-
-
 def _skipped(content: Mapping[str, Any]) -> dict[str, str]:
     """Fields that another field makes ineffective, with the reason."""
     skipped = {}
-    section = "nftables" if content.get("mode") == "nftables" else "iptables"
-    other = "iptables" if section == "nftables" else "nftables"
+    section, other = "iptables", "nftables"
+    if content.get("mode") == "nftables":
+        section, other = other, section
     for name in ("masqueradeBit", "masqueradeAll"):
         skipped[f"{other}.{name}"] = f"in mode {content.get('mode') or 'ipvs'} the one of the section {section} counts"
     for name, mode in _MODE_OF.items():

@@ -132,10 +132,8 @@ async def ask_status(kubectl: Kubectl, pod: AgentPod) -> FleetNode:
     try:
         found.via, answer = await _ask(kubectl, pod, "status", ("status", "--output", "json"))
         found.status = msgspec.json.decode(answer, type=Status)
-    except KubectlError as error:
-        found.error = str(error)
-    except msgspec.DecodeError:
-        found.error = OTHER_VERSION
+    except (KubectlError, msgspec.DecodeError) as error:
+        found.error = str(error) if isinstance(error, KubectlError) else OTHER_VERSION
     return found
 
 

@@ -35,14 +35,13 @@ class SettingsCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command's own options, then its settings in sections."""
-        from kroute.cli.parameters.run_options import COMMON, GROUPS  # noqa: PLC0415  few ask for help
+        from kroute.cli.parameters.run_options import COMMON, GROUPS, SETTINGS  # noqa: PLC0415  few ask for help
 
         options = {option.opts[-1]: option for option in self.get_params(ctx) if isinstance(option, click.Option)}
-        settings = [setting for group in GROUPS.values() for setting in group if setting.flag in options]
-        shown = [row for row in settings if ctx.meta.get(_ALL) or (self.name in _WITH_SETTINGS and row.flag in COMMON)]
-        sections = {heading: [row.flag for row in group if row in shown] for heading, group in GROUPS.items()}
-        own = options.keys() - {setting.flag for setting in settings}
-        for heading, flags in ({"Options": [flag for flag in options if flag in own]} | sections).items():
+        settings = [flag for flag in SETTINGS if flag in options]
+        shown = [flag for flag in settings if ctx.meta.get(_ALL) or (self.name in _WITH_SETTINGS and flag in COMMON)]
+        sections = {heading: [row.flag for row in group if row.flag in shown] for heading, group in GROUPS.items()}
+        for heading, flags in ({"Options": [flag for flag in options if flag not in settings]} | sections).items():
             if rows := [row for flag in flags if (row := options[flag].get_help_record(ctx)) is not None]:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
