@@ -10,6 +10,7 @@ serves. It is deleted when the plan that dropped it is WITHDRAWN.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
 from socket import AF_INET, AF_INET6
 
 import structlog
@@ -257,7 +258,7 @@ class Pods:
         A process that was in another namespace for a moment may have been seen with the address of that one. So if
         there are several, they are asked, beginning with those that count.
         """
-        having = sorted((each for each in found if pod in each.addresses), key=lambda namespace: namespace.depth)
+        having = sorted((namespace for namespace in found if pod in namespace.addresses), key=attrgetter("depth"))
         refusal = "no process on this node has this address; is it in the host's PID namespace (hostPID)?"
         certain: list[PodNamespace] = []
         for namespace in having[:MOST_ASKED]:

@@ -120,8 +120,8 @@ class Masquerade(StagedController[SetEntry, Present]):
             await self.write_new_changes()
         self._rules_due = True
         drift += [
-            describe_drift(one.key, self._set_name(one.key), is_there=one.applied is not None)
-            for one in await resync.complete()
+            describe_drift(delta.key, self._set_name(delta.key), is_there=delta.applied is not None)
+            for delta in await resync.complete()
         ]
         self._enforcement.review()
         return drift

@@ -149,7 +149,7 @@ class DirectorCatalog(ServiceCatalog):
             self._taking_traffic,
             self.settings,
             self.claims.held_by_others(key),
-            frontends or self.claimed_frontends(key, known),
+            frontends or known.frontends or self.claimed_frontends(known.service),
             self._failing,
         )
         self._ask(key, planned.probes)

@@ -210,7 +210,7 @@ class Catalog(ServiceCatalog):
             return ServicePlan(key)
         service, node, settings = known.service, self._own.facts, self.settings
         held = self.claims.held_by_others(key)
-        frontends = frontends or known.frontends or self.claimed_frontends(key, known)
+        frontends = frontends or known.frontends or self.claimed_frontends(service)
         facts = yield from self._weights.facts(key, slices, settings.max_backends)
         return (yield from planning(service, slices, node, settings, held, frontends, facts, self.owners))
 

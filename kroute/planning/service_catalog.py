@@ -130,9 +130,9 @@ class ServiceCatalog(ABC):
         moved = self.claims.claim(Claimant.of(key, known.service), ranked(known.service, known.frontends.served))
         return known.frontends, moved
 
-    def claimed_frontends(self, key: ObjectKey, known: KnownService) -> Frontends:
-        """The frontends of a Service, as far as it has claimed them: it may have changed since."""
-        return known.frontends or self.claims.claimed(key, self.frontends_of(known.service))
+    def claimed_frontends(self, service: Service) -> Frontends:
+        """The frontends of a Service that has changed since its claims were renewed, as far as it has claimed them."""
+        return self.claims.claimed(service.key, self.frontends_of(service))
 
     def keep(self, plan: ServicePlan) -> ServicePlan:
         """Give the plan its generation and store it."""

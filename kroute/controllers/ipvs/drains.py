@@ -1,6 +1,7 @@
 """Draining real servers: they take no new connections, and stay for those that are open."""
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import KernelError
@@ -102,12 +103,10 @@ class Drains:
         ipv4 = [
             key for key in keys if ":" not in key.address and not any(":" in address for address, _ in self.of(key))
         ]
-        if not ipv4:
-            return await ipvs.real_servers(keys)
-        try:
-            table = await ipvs.ipv4_real_servers(ipv4)
-        except KernelError:
-            return await ipvs.real_servers(keys)
+        table: StatesByServer = {}
+        if ipv4:
+            with suppress(KernelError):
+                table = await ipvs.ipv4_real_servers(ipv4)
         others = [key for key in keys if key not in table]
         return {**table, **await ipvs.real_servers(others)} if others else table
 

@@ -71,9 +71,6 @@ class EffectiveWeights:
         """
         if not self._is_used:
             return
-        if not desired.slow_start:
-            self._slow_starts.forget(desired.key)
-            return
         if applied is not None and (out := self.ejections.of(desired.key)):
             whole = {real[:2]: real.weight for real in desired.real_servers if real[:2] in out}
             found = [real._replace(weight=whole.get(real[:2], real.weight)) for real in applied.real_servers]
@@ -103,12 +100,12 @@ class EffectiveWeights:
             table = await self._ipvs.real_server_traffic(there)
             happened += self.ejections.judge({key: table[key] for key in there}, now, self._accepts)
         self._nominate()
-        for each in happened:
-            self._tell(each)
-            desired = self._servers.desired(each.key)
-            if not each.is_out and desired is not None:
-                self._slow_starts.join(desired, each.server, now)
-        for key in {*changed, *(one.key for one in happened)}:
+        for event in happened:
+            self._tell(event)
+            desired = self._servers.desired(event.key)
+            if not event.is_out and desired is not None:
+                self._slow_starts.join(desired, event.server, now)
+        for key in {*changed, *(event.key for event in happened)}:
             self._servers.recheck(key)
 
     async def confirm(self) -> None:

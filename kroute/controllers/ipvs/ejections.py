@@ -327,8 +327,7 @@ class Ejections:
     def want(self, desired: VirtualServer) -> None:
         """Take a virtual server of a new plan, before it is compared with the kernel's."""
         if desired.ejection is None:
-            if self._watched:
-                self.forget(desired.key)
+            self.forget(desired.key)
             return
         watched = self._watched.get(desired.key)
         if watched is None:
@@ -398,14 +397,14 @@ class Ejections:
     ) -> list[Happened]:
         """Take the counters, the result of a look. Returns the ejections and further trials that follow."""
         found = [
-            one
+            event
             for key, traffic in table.items()
             if key in self._watched
-            for one in self._watched[key].judge(traffic, now, self._interval, accepts)
+            for event in self._watched[key].judge(traffic, now, self._interval, accepts)
         ]
-        happened = [one for one in found if one is not None]
+        happened = [event for event in found if event is not None]
         self.refuted += len(found) - len(happened)
-        self.total += sum(one.is_out for one in happened)
+        self.total += sum(event.is_out for event in happened)
         return happened
 
     def nominated(self) -> Iterator[tuple[VirtualServerKey, RealServerKey]]:

@@ -10,7 +10,7 @@ TCP repeats it.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from errno import EPERM
 from typing import TypeAlias
@@ -42,11 +42,17 @@ Endpoint: TypeAlias = tuple[KernelKey, RealServerKey]
 
 
 class ServerOrder:
-    """Reads the order of real servers where an edit may disturb it, and writes edits that move some."""
+    """Reads the order of real servers where an edit may disturb it, and writes edits, also those that move some.
 
-    def __init__(self, ipvs: VirtualServerTable, sysctls: SysctlClient) -> None:
+    `writing` is called with the changes that are about to be written.
+    """
+
+    def __init__(
+        self, ipvs: VirtualServerTable, sysctls: SysctlClient, writing: Callable[[Sequence[IpvsChange]], None]
+    ) -> None:
         self._ipvs = ipvs
         self._sysctls = sysctls
+        self._writing = writing
 
     async def read(
         self, servers: Iterable[VirtualServer], applied: Mapping[VirtualServerKey, VirtualServer]
@@ -70,6 +76,7 @@ class ServerOrder:
         The `moved` real servers are deleted and added again. What ends connections is only done when the sysctl has its
         value again.
         """
+        self._writing(changes)
         failures: list[Failure[IpvsChange]] = []
         if additions := [change for change in changes if isinstance(change, AddVirtualServer)]:
             failures = await self._ipvs.write(additions)

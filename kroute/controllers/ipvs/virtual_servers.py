@@ -8,7 +8,7 @@ them. It stays only while old real servers of it drain.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from errno import ENOENT
 
 import structlog
@@ -28,10 +28,9 @@ from kroute.controllers.ipvs.edits import (
 )
 from kroute.controllers.ipvs.effective_weights import EffectiveWeights
 from kroute.controllers.ipvs.schedulers import Schedulers
-from kroute.controllers.ipvs.server_order import Endpoint, ServerOrder, There, apart_from_moves
+from kroute.controllers.ipvs.server_order import ServerOrder, There, apart_from_moves
 from kroute.controllers.ipvs.table_look import TableLook
 from kroute.kernel.clients import SysctlClient, VirtualServerTable
-from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.objects import (
     AddVirtualServer,
     DeleteRealServer,
@@ -60,7 +59,6 @@ from kroute.reconcile.controller import Shared
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.ledger import Ledger, VirtualServerDeleted, VirtualServerMade
 from kroute.reconcile.pass_status import PassStatus, Report, names_of
-from kroute.reconcile.resync_schedule import earliest
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +87,7 @@ class VirtualServers:
         self.desired: DesiredState[VirtualServerKey, VirtualServer] = DesiredState(self._is_as_desired, is_nothing)
         self._status = status
         self._look = TableLook(ipvs, settings)
-        self._order = ServerOrder(ipvs, sysctls)
+        self._order = ServerOrder(ipvs, sysctls, self._look.wrote)
         self._ledger = ledger
         self._suspect = suspect
         self._drains = Drains(settings.drain_timeout)
@@ -164,7 +162,7 @@ class VirtualServers:
 
     def next_due(self) -> float | None:
         """When the next poll of drains, or the next change of a weight, is due."""
-        return earliest(self._drains.next_due(), self.weights.next_due())
+        return min((due for due in (self._drains.next_due(), self.weights.next_due()) if due is not None), default=None)
 
     def ours(self) -> Set[VirtualServerKey]:
         """The applied and the desired virtual servers, without foreign ones."""
@@ -201,12 +199,12 @@ class VirtualServers:
         edits = {key: self._edit(key, there.get(key)) for key in keys}
         made = [key for key in keys if key not in self.desired.applied and key not in self._ledger.virtual_servers]
         if made:
-            self._ledger.record([VirtualServerMade(key) for key in made])
-        changes = [change for one in edits.values() for change in one.changes]
-        moved = {(key, real_server) for key, one in edits.items() for real_server in one.moved}
-        if losing := [key for key, one in edits.items() if one.takes_away]:
+            self._ledger.record(VirtualServerMade(key) for key in made)
+        changes = [change for planned in edits.values() for change in planned.changes]
+        moved = {(key, real_server) for key, planned in edits.items() for real_server in planned.moved}
+        if losing := [key for key, planned in edits.items() if planned.takes_away]:
             self._suspect(losing)
-        failures = [failure for failure in await self._send(changes, moved) if not is_absent(failure)]
+        failures = [failure for failure in await self._order.write(changes, moved) if not is_absent(failure)]
         # A virtual server's first refusal is the cause of its later ones, so report that one.
         refusals: dict[KernelKey, str] = {
             planned_key(failure.change.key): str(failure) for failure in reversed(failures)
@@ -216,13 +214,13 @@ class VirtualServers:
         if new := [key for key in keys if key not in taken and key not in self.desired.applied]:
             self._suspect(new)
         refusals |= {key: self._foreign.refuse(key) for key in not_ours}
-        gone = [key for key, one in edits.items() if one.is_deletion and key not in refusals]
+        gone = [key for key, planned in edits.items() if planned.is_deletion and key not in refusals]
         if gone or not_ours:
-            self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
+            self._ledger.record(VirtualServerDeleted(key) for key in [*gone, *not_ours])
         self._edits.conclude(changes, refusals)
-        for key, one in edits.items():
+        for key, planned in edits.items():
             if key not in refusals:
-                self._remember(key, one)
+                self._remember(key, planned)
 
     def _edit(self, key: VirtualServerKey, there: There | None) -> Edit:
         desired = self.desired.desired(key)
@@ -234,16 +232,16 @@ class VirtualServers:
         self.weights.begin(applied, desired, draining)
         return edit(applied, self._effective(desired), draining, there)
 
-    def _remember(self, key: VirtualServerKey, one: Edit) -> None:
+    def _remember(self, key: VirtualServerKey, written: Edit) -> None:
         desired = self.desired.desired(key)
-        if desired is None or one.is_deletion:
+        if desired is None or written.is_deletion:
             self._drains.forget(key)
             self.weights.forget(key)
             self.desired.note_applied(key, None)
             return
         if self._drains.of(key):
             self._drains.stop(key, ((address, port) for address, port, _ in desired.real_servers))
-        for real_server in one.draining:
+        for real_server in written.draining:
             self._drains.start(key, real_server, self._status.clock())
         # A virtual server that loses its last real server keeps its options in the kernel until it is deleted.
         served = replace(self.desired.applied[key], real_servers=()) if is_nothing(desired) else desired
@@ -259,8 +257,8 @@ class VirtualServers:
     async def _ask_again_for_schedulers(self) -> None:
         for scheduler in self._schedulers.to_ask_again():
             candidates = (self.desired.desired(key) for key in self._schedulers.waiting_for(scheduler))
-            desired = [one for one in candidates if one is not None and one.scheduler == scheduler]
-            applied = next((one for one in desired if one.key in self.desired.applied), None)
+            desired = [server for server in candidates if server is not None and server.scheduler == scheduler]
+            applied = next((server for server in desired if server.key in self.desired.applied), None)
             if not desired:
                 self._schedulers.forget(scheduler)
             elif applied is not None:
@@ -273,7 +271,7 @@ class VirtualServers:
         is_new = key not in self._ledger.virtual_servers
         if is_new:
             self._ledger.record([VirtualServerMade(key)])
-        failures = await self._send([question])
+        failures = await self._order.write([question])
         if not failures:
             self._status.wrote(1)
             if applied is None:
@@ -293,11 +291,7 @@ class VirtualServers:
             return
         over = self._drains.over(await self._drains.read(self._look.table, keys), now)
         self._suspect(key for key, _ in over)
-        await self._drained.write([DeleteRealServer(*drained) for drained in over], self._send, harmless=ABSENT)
-
-    async def _send(self, changes: Sequence[IpvsChange], moved: Collection[Endpoint] = ()) -> list[Failure[IpvsChange]]:
-        self._look.wrote(changes)
-        return await self._order.write(changes, moved)
+        await self._drained.write([DeleteRealServer(*drained) for drained in over], self._order.write, harmless=ABSENT)
 
     def _note_drained(self, change: IpvsChange) -> None:
         if isinstance(change, DeleteRealServer):
@@ -353,10 +347,9 @@ class _ForeignServers:
 
     def leave_out(self, deltas: Sequence[Delta[VirtualServerKey, VirtualServer]]) -> list[VirtualServerKey]:
         """Refuse the deltas of foreign virtual servers; returns the keys of the others, which may be written."""
-        taken = [delta.key for delta in deltas if delta.key in self.keys]
-        refusals = {key: self.refuse(key) for key in taken}
-        self._status.refused(refusals, (owner for key in taken for owner in self._desired.owners(key)))
-        return [delta.key for delta in deltas if delta.key not in self.keys]
+        refusals = {delta.key: self.refuse(delta.key) for delta in deltas if delta.key in self.keys}
+        self._status.refused(refusals, (owner for key in refusals for owner in self._desired.owners(key)))
+        return [delta.key for delta in deltas if delta.key not in refusals]
 
 
 def _size(delta: Delta[VirtualServerKey, VirtualServer]) -> int:

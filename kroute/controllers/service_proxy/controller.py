@@ -141,8 +141,8 @@ class ServiceProxy(Controller):
         """Scan the link, sysctls, timeouts, addresses and IPVS. The first three are repaired at once."""
         wrong = await self._surroundings.ensure()
         drift = await self._vips.learn()
-        wrong += [describe_drift(one.key, one.applied) for one in drift]
-        self._note_lost(one.key for one in drift if one.applied is None)
+        wrong += [describe_drift(delta.key, delta.applied) for delta in drift]
+        self._note_lost(delta.key for delta in drift if delta.applied is None)
         return wrong + await self._servers.learn(self.write_new_changes)
 
     async def look(self) -> bool:

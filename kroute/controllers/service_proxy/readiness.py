@@ -132,7 +132,7 @@ class Readiness:
             restricted = self._restricted.get((plan.key, family))
             if restricted is not None and restricted.is_over:
                 closed = {key: servers[key] for key in restricted.unenforced & servers.keys()}
-                servers |= {key: msgspec.structs.replace(one, real_servers=()) for key, one in closed.items()}
+                servers |= {key: msgspec.structs.replace(server, real_servers=()) for key, server in closed.items()}
         return self._pods.served(plan, servers) if plan.tunnel_ends else servers
 
     # The course of time
@@ -192,6 +192,8 @@ class Readiness:
 
     def next_due(self) -> float | None:
         """When the next wait will have been long enough; None if none waits."""
+        if not self._unenforced:
+            return self._next_overdue()
         restricted = [self._restricted[key] for key in self._unenforced]
         closings = [self._due(wait.since) for wait in restricted if wait.since is not None and not wait.is_over]
         return earliest(self._next_overdue(), *closings)
@@ -253,7 +255,9 @@ class Readiness:
         return [plan for plan in plans if not changed.isdisjoint(plan.tunnel_ends)]
 
     def _next_overdue(self) -> float | None:
-        since = earliest(*[wait.since for wait in self._waiting.values()])
+        if not self._waiting:
+            return None
+        since = min((wait.since for wait in self._waiting.values() if wait.since is not None), default=None)
         return None if since is None else self._due(since)
 
     def _due(self, since: float) -> float:

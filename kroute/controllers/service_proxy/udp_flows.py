@@ -83,7 +83,7 @@ class UdpFlows:
         processor. Call this after IPVS was written; it calls `serving` after the dump. It raises no KernelError: a
         failure is logged once and tried again with a backoff.
         """
-        if not self.is_due:
+        if not (self._suspects and self.is_due):
             return
         await (look := Metered(self._look(serving)))
         self._may_look = self._status.clock() + max(LEAST_PAUSE, PAUSE_FOR_WORK * look.seconds)

@@ -96,9 +96,11 @@ class VipAddresses:
 
     async def unbind(self) -> list[str]:
         """Unbind the addresses that no plan wants; returns those that were unbound."""
+        if not (unwanted := self.desired.unwanted()):
+            return []
         gone: list[AddressChange] = []
         waiting = self._status.waiting()
-        due = [address for address in self.desired.unwanted() if address not in waiting]
+        due = [address for address in unwanted if address not in waiting]
         async for batch in sliced(due):
             changes = [UnbindAddress(address) for address in batch]
             gone += await self._writer.write(changes, self._send, harmless={EADDRNOTAVAIL, ENODEV})
