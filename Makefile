@@ -15,7 +15,7 @@ help: ## show this list
 demo: ## watch a three-node cluster load-balance through IPVS
 	@scripts/demo
 
-test: ## run every test, also those that send packets
+test: ## run the tests, also those that send packets; of those that repeat others a part, drawn by a seed
 	@scripts/setup test
 	@$(PYTEST) $(ARGS)
 
