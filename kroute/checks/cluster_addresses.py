@@ -107,15 +107,15 @@ def pools_of_plugins(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """The networks from which a CNI plugin itself gives addresses to pods, without regard to the Nodes' podCIDRs."""
     for pool in cluster.calico_pools:
         yield pool, "Calico's IPPools"
-    for each in cluster.running("cilium-agent"):
-        data = cilium_config(cluster, each) or {}
+    for daemon_set in cluster.running("cilium-agent"):
+        data = cilium_config(cluster, daemon_set) or {}
         if data.get("ipam") == "cluster-pool":
             for family in ("ipv4", "ipv6"):
                 if data.get(f"enable-{family}", "true") == "true":
                     for pool in data.get(f"cluster-pool-{family}-cidr", "").split():
                         yield pool, "ConfigMap cilium-config"
-    for each in cluster.running("weave"):
-        container = each.pod.container("weave") or Container()
+    for daemon_set in cluster.running("weave"):
+        container = daemon_set.pod.container("weave") or Container()
         yield container.variable("IPALLOC_RANGE") or "10.32.0.0/12", "Weave Net's IPALLOC_RANGE, or its default"
 
 

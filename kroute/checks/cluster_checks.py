@@ -217,8 +217,8 @@ _PLAIN_PLUGINS: Mapping[str, tuple[Level, str, str]] = {
 def check_neighbours(cluster: Cluster) -> list[Finding]:
     """Programs that a setting of kroute exists for."""
     found = [
-        ok(NEIGHBOURS, f"node-local-dns: {_where(each)}; kroute leaves it the address of the DNS Service")
-        for each in cluster.running("node-cache")
+        ok(NEIGHBOURS, f"node-local-dns: {_where(daemon_set)}; kroute leaves it the address of the DNS Service")
+        for daemon_set in cluster.running("node-cache")
     ]
     if bound := binding_node_addresses(cluster):
         message = f"{bound} gives Services addresses of nodes: they need --external-ips-on-node-addresses"
@@ -228,7 +228,7 @@ def check_neighbours(cluster: Cluster) -> list[Finding]:
 
 def binding_node_addresses(cluster: Cluster) -> str:
     """The program that makes external addresses of Services a node's own; empty without one."""
-    if any("svccontroller.k3s.cattle.io/svcname" in each.labels for each in cluster.daemon_sets):
+    if any("svccontroller.k3s.cattle.io/svcname" in daemon_set.labels for daemon_set in cluster.daemon_sets):
         return "K3s ServiceLB"
     return "kube-vip" if cluster.running("kube-vip") else ""
 
@@ -242,8 +242,7 @@ def embedded_kube_proxy(cluster: Cluster) -> tuple[list[ClusterNode], list[Clust
 
 
 def _where(daemon_set: DaemonSet) -> str:
-    status = daemon_set.status
-    return f"DaemonSet {daemon_set.metadata}, on {_plural(status.desired_number_scheduled, 'Node')}"
+    return f"DaemonSet {daemon_set.metadata}, on {_plural(daemon_set.status.desired_number_scheduled, 'Node')}"
 
 
 def _plural(count: int, noun: str) -> str:

@@ -6,7 +6,7 @@ value that `kroute run` would refuse is not taken, and named.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import click
@@ -333,7 +333,8 @@ def _take_pod_networks(values: Values, cluster: Cluster) -> None:
     if "cluster-cidr" in values.settings:
         networks, source = values.settings["cluster-cidr"]
         values.findings.append(ok(PODS, f"{_listed(networks)} ({source})"))
-        _check_node_networks(values, cluster, networks, has_pools=bool(pools))
+        if not pools:  # then the plugin goes by the Nodes' podCIDRs
+            _check_node_networks(values, cluster, networks)
     elif (mode := values.settings.get("detect-local-mode")) is not None and mode.value != "ClusterCIDR":
         values.findings.append(ok(PODS, f"recognised by {mode.value} ({mode.source})"))
     elif cluster.nodes and all(node.spec.pod_cidrs for node in cluster.nodes):
@@ -344,16 +345,13 @@ def _take_pod_networks(values: Values, cluster: Cluster) -> None:
         values.findings.append(warning(PODS, message, "set settings.cluster-cidr"))
 
 
-def _check_node_networks(values: Values, cluster: Cluster, networks: list[str], *, has_pools: bool) -> None:
-    """Whether the pods of each Node are in these networks, where the plugin goes by the Nodes' podCIDRs."""
-    if has_pools:
-        return
-    for node in cluster.nodes:
-        for network in node.spec.pod_cidrs or ():
-            if not is_within(network, networks):
-                message = f"Node {node.metadata.name} has podCIDR {network}, which is in none of {_listed(networks)}"
-                values.findings.append(warning(PODS, message, "add the network to settings.cluster-cidr"))
-                return
+def _check_node_networks(values: Values, cluster: Cluster, networks: list[str]) -> None:
+    """Whether the pods of each Node are in these networks. The first one that is not is named."""
+    pairs = [(node.metadata.name, network) for node in cluster.nodes for network in node.spec.pod_cidrs or ()]
+    outside = ((name, network) for name, network in pairs if not is_within(network, networks))
+    for name, network in islice(outside, 1):
+        message = f"Node {name} has podCIDR {network}, which is in none of {_listed(networks)}"
+        values.findings.append(warning(PODS, message, "add the network to settings.cluster-cidr"))
 
 
 def _take_service_ranges(values: Values, cluster: Cluster) -> None:

@@ -27,6 +27,8 @@ from kroute.runtime.runner import run_to_the_end
 from kroute.settings import text
 from kroute.settings.text import write_duration
 
+_LEASE_TIMES = ("duration", "renew_deadline", "retry_period")
+
 
 def own_flags(chosen: DirectorSettings) -> dict[str, str]:
     """The flags that only a director has, as they may be written on the command line."""
@@ -37,9 +39,7 @@ def own_flags(chosen: DirectorSettings) -> dict[str, str]:
         "sync-interface": chosen.sync_interface,
         "sync-id": str(chosen.sync_id),
         "lease": str(lease),
-        "lease-duration": write_duration(lease.duration),
-        "lease-renew-deadline": write_duration(lease.renew_deadline),
-        "lease-retry-period": write_duration(lease.retry_period),
+        **{f"lease-{name.replace('_', '-')}": write_duration(getattr(lease, name)) for name in _LEASE_TIMES},
         "check-interval": write_duration(probes.interval),
         "check-timeout": write_duration(probes.timeout),
         "check-failures": str(probes.failures),
@@ -102,7 +102,7 @@ def director(**values: Any) -> int:
 
 def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
     """The settings from the values of the flags. Raises UsageError if they contradict each other."""
-    times = (values[f"lease_{name}"] for name in ("duration", "renew_deadline", "retry_period"))
+    times = (values[f"lease_{name}"] for name in _LEASE_TIMES)
     lease = LeaseSettings(*values["lease"], *times)
     if (problem := problem_with(lease)) is not None:
         raise click.UsageError(problem)

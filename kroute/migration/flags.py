@@ -113,17 +113,16 @@ def needed(why: str) -> Flag:
     return Flag(Treatment.REFUSED, why, "true", translate, is_switch=True)
 
 
-def verbosity() -> Flag:
-    """The flag `--v` of klog. Kubernetes uses 4 and more for what developers look at."""
+def _verbosity(value: str) -> list[str]:
+    try:
+        level = int(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not a number; use --log-level") from None
+    return ["--log-level", "debug"] if level >= DEBUG else []
 
-    def translate(value: str) -> list[str]:
-        try:
-            level = int(value)
-        except ValueError:
-            raise ValueError(f"{value!r} is not a number; use --log-level") from None
-        return ["--log-level", "debug"] if level >= DEBUG else []
 
-    return Flag(Treatment.HONOURED, f"`--log-level debug` from `{DEBUG}` on; less asks for nothing", "0", translate)
+VERBOSITY = Flag(Treatment.HONOURED, f"`--log-level debug` from `{DEBUG}` on; less asks for nothing", "0", _verbosity)
+"""The flag `--v` of klog. Kubernetes uses 4 and more for what developers look at."""
 
 
 def _default_alone(outcome: Treatment, why: str, default: str | bool) -> Flag:
@@ -241,7 +240,7 @@ _FLAGS: dict[str, Flag] = {
     "metrics-port": refused(_METRICS, "0"),
     "enable-pprof": refused("kroute has no profiling endpoint: leave this out", False),
     "runtime-endpoint": refused(_DSR, ""),
-    "v": verbosity(),
+    "v": VERBOSITY,
     "loadbalancer-default-class": refused(_LOADBALANCER, True),
     "loadbalancer-sync-period": refused(_LOADBALANCER, "1m0s"),
     "iptables-sync-period": refused(_POLICIES, "5m0s"),
@@ -331,7 +330,7 @@ _OTHERS: dict[str, Flag] = {
     "metrics-port": refused("use --metrics-bind-address", "10249"),
     "boot-id-file": no_meaning("kroute does not read it", "/proc/sys/kernel/random/boot_id"),
     "machine-id-file": no_meaning("kroute does not read it", "/etc/machine-id,/var/lib/dbus/machine-id"),
-    "v": verbosity(),
+    "v": VERBOSITY,
     "logging-format": Flag(Treatment.HONOURED, "`--log-format json` for `json`", "text", _log_format),
     **{name: no_meaning(_LOGS, default) for name, default in _LOG_DEFAULTS.items()},
 }

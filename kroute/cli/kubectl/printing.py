@@ -123,38 +123,38 @@ def marked(answers: list[NodeAnswer]) -> list[NodeAnswer]:
 def print_fleet(fleet: Fleet, screen: Screen) -> None:
     """Print a line for each node; differences and problems below, each problem once with the nodes that have it."""
     table = TextTable(*_HEADINGS, *(_WIDE if screen.is_wide else ()), numbers=(*_HEADINGS[4:8], "Pending"))
-    for each in fleet.items:
-        table.add(*_cells(each), *(_more_cells(each) if screen.is_wide else ()))
+    for node in fleet.items:
+        table.add(*_cells(node), *(_more_cells(node) if screen.is_wide else ()))
     screen.table(table)
-    for each in fleet.items:
-        if each.error:
-            screen.line(f"NO ANSWER  {each.node}: {each.error}", hang=11, fg="red")
-    for each in fleet.items:
-        for difference in each.differences:
-            screen.line(f"DIFFERS    {each.node}: {difference}", hang=11, fg="yellow")
+    for node in fleet.items:
+        if node.error:
+            screen.line(f"NO ANSWER  {node.node}: {node.error}", hang=11, fg="red")
+    for node in fleet.items:
+        for difference in node.differences:
+            screen.line(f"DIFFERS    {node.node}: {difference}", hang=11, fg="yellow")
     _print_problems(fleet.items, screen)
 
 
-def _cells(each: FleetNode) -> list[object]:
-    status = each.status
+def _cells(node: FleetNode) -> list[object]:
+    status = node.status
     if status is None:
-        return [each.node, "no answer", *["-"] * (len(_HEADINGS) - 2)]
+        return [node.node, "no answer", *["-"] * (len(_HEADINGS) - 2)]
     served = status.served
     counts = (served.services, served.virtual_servers, served.real_servers, status.problems_total)
-    differs = "yes" if each.differences else "no"
-    return [each.node, status.state.value, status.version or "-", status.firewall or "-", *counts, differs]
+    differs = "yes" if node.differences else "no"
+    return [node.node, status.state.value, status.version or "-", status.firewall or "-", *counts, differs]
 
 
-def _more_cells(each: FleetNode) -> list[object]:
-    found = (each.status.pending, each.status.last_resync or "-") if each.status else ("-", "-")
-    return [*found, each.via or "-", each.pod]
+def _more_cells(node: FleetNode) -> list[object]:
+    found = (node.status.pending, node.status.last_resync or "-") if node.status else ("-", "-")
+    return [*found, node.via or "-", node.pod]
 
 
 def _print_problems(nodes: Sequence[FleetNode], screen: Screen) -> None:
     having: dict[StatusProblem, list[str]] = {}
-    for each in nodes:
-        for problem in each.status.problems if each.status else ():
-            having.setdefault(problem, []).append(each.node)
+    for node in nodes:
+        for problem in node.status.problems if node.status else ():
+            having.setdefault(problem, []).append(node.node)
     for problem, names in list(having.items())[:SHOWN]:
         where = "all nodes" if len(names) == len(nodes) > 1 else ", ".join(_some(names))
         print_problem(problem, f"{where}: {problem.service}" if problem.service else where, screen)
@@ -169,12 +169,12 @@ def _some(names: Sequence[str]) -> list[str]:
 
 def print_answers(answers: NodeAnswers, screen: Screen) -> None:
     """Print every node's output below its name, with what it has differently."""
-    for number, each in enumerate(answers.items):
-        mark = f"  DIFFERS: {'; '.join(each.differences)}" if each.differences else ""
+    for number, answered in enumerate(answers.items):
+        mark = f"  DIFFERS: {'; '.join(answered.differences)}" if answered.differences else ""
         if number:
             screen.line()
-        screen.line(f"== {each.node} =={mark}", bold=True, fg="yellow" if mark else None)
-        if each.error:
-            screen.line(f"no answer: {each.error}", fg="red")
-        for line in each.lines:
+        screen.line(f"== {answered.node} =={mark}", bold=True, fg="yellow" if mark else None)
+        if answered.error:
+            screen.line(f"no answer: {answered.error}", fg="red")
+        for line in answered.lines:
             click.echo(line)
