@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.cluster import addons
-from tests.cluster.components import CONTROL, DNS
+from tests.cluster.components import CONTROL, DNS, SERVICES
 from tests.cluster.e2e_cases import ALONE, SETS, why_not_run
 from tests.cluster.e2e_report import SKIPPED, Outcome, Run, keep, kept, read, section, with_section
 from tests.cluster.installation import install, uninstall
-from tests.cluster.machines import Cluster, missing
+from tests.cluster.machines import NODES, Cluster, missing
 from tests.conformance.table import PAGE
 from tests.conformance.table import Run as Here
 from tests.lab import kubernetes
@@ -46,6 +46,8 @@ def main(arguments: Sequence[str]) -> int:
         print(said, file=sys.stderr)
         return 1
     with Cluster() as cluster:
+        # Webhooks are behind Services, and the control plane's machine has no proxy of its own.
+        cluster.on(cluster.control, f"ip route add {SERVICES.partition(',')[0]} via {NODES[0].addresses[0]}")
         cluster.apply(*addons.dns(CONTROL.addresses[0], [DNS]))
         for proxy in chosen.proxy or ["kroute", f"{_KUBE_PROXY}:nftables"]:
             name, _, mode = proxy.partition(":")
