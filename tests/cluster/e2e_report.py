@@ -1,5 +1,6 @@
 """What the end-to-end tests of Kubernetes say in their JUnit files, and the section of docs/conformance.md about it."""
 
+import html
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -38,7 +39,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def read(files: Iterable[Path]) -> dict[str, Outcome]:
-    """The outcomes in JUnit files of ginkgo, by the cases' names. Those that its focus left out are not there."""
+    """The outcomes in JUnit files of ginkgo, by the cases' names, without those out of its focus or interrupted."""
     return {
         case.get("name", "").removeprefix(_PREFIX): outcome
         for file in files
@@ -54,13 +55,16 @@ def _outcome(case: ET.Element) -> Outcome | None:
     if status in {SKIPPED, "pending"}:
         message = _message(case, "skipped")
         return Outcome(SKIPPED, message.removeprefix("skipped - ")) if message not in {"", "skipped"} else None
+    if status == "interrupted":
+        return None
     return Outcome(FAILED, _message(case, "failure") or _message(case, "error") or status)
 
 
 def _message(case: ET.Element, kind: str) -> str:
     found = case.find(kind)
     said = "" if found is None else found.get("message") or found.text or ""
-    text = " ".join(re.sub(r"[|<>`*_\[\]]", " ", said).split())
+    said = said.removeprefix("[FAILED] ").partition("\nIn [")[0]
+    text = " ".join(re.sub(r"[|`*_\[\]]", " ", html.escape(said, quote=False)).split())
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
 
 

@@ -12,16 +12,18 @@ JUNIT = """<?xml version="1.0" encoding="UTF-8"?>
 <testcase name="[SynchronizedBeforeSuite]" status="passed"></testcase>
 <testcase name="[It] [sig-network] Services should serve a basic endpoint from pods [Conformance]" status="passed"/>
 <testcase name="[It] [sig-network] Services should work" status="failed">
-<failure message="timed out &lt;after&gt; 2m|0s" type="failed">[FAILED] more</failure></testcase>
+<failure message="[FAILED] timed out &lt;after&gt; 2m|0s&#xA;In [It] at: service.go:1"
+type="failed">[FAILED] more</failure></testcase>
 <testcase name="[It] [sig-network] Services should be in the cloud" status="skipped">
 <skipped message="skipped - Only supported for providers [gce]"></skipped></testcase>
 <testcase name="[It] [sig-node] Pods of another focus" status="skipped"><skipped message="skipped"></skipped></testcase>
 <testcase name="[It] [sig-network] DNS should hang" status="timedout"></testcase>
+<testcase name="[It] [sig-network] DNS should be interrupted" status="interrupted"><failure message="x"/></testcase>
 </testsuite></testsuites>
 """
 READ = {
     "[sig-network] Services should serve a basic endpoint from pods [Conformance]": Outcome("passed"),
-    "[sig-network] Services should work": Outcome("failed", "timed out after 2m 0s"),
+    "[sig-network] Services should work": Outcome("failed", "timed out &lt;after&gt; 2m 0s"),
     "[sig-network] Services should be in the cloud": Outcome("skipped", "Only supported for providers gce"),
     "[sig-network] DNS should hang": Outcome("failed", "timedout"),
 }
@@ -45,7 +47,7 @@ def test_the_section_has_the_runs_and_a_row_for_each_case_with_the_proxies_besid
     assert "| kroute | 2026-11-27 | 0123456789ab | Linux 7.3.4 (built) | 1 | 2 | 1 |" in lines
     assert "| case | kroute | kube-proxy nftables |" in lines
     assert "| sig-network: Services should serve a basic endpoint from pods | passed | not run |" in lines
-    assert "| sig-network: Services should work | **failed**: timed out after 2m 0s | not run |" in lines
+    assert "| sig-network: Services should work | **failed**: timed out &lt;after&gt; 2m 0s | not run |" in lines
     assert "| sig-network: Services new | not run | passed |" in lines
 
 
