@@ -6,7 +6,7 @@ from tests.cluster.machines import Cluster
 
 COMMANDS = {
     "virtual servers": "ipvsadm -Sn",
-    "addresses": "ip -o address",
+    "addresses": "ip -brief address",
     "rules of nftables": "nft -s list ruleset",
     "routes": "ip route show table all; ip -6 route show table all",
     "policy rules": "ip rule; ip -6 rule",
@@ -15,10 +15,10 @@ COMMANDS = {
     "state": "ls -A /run/kroute 2>/dev/null",
 }
 OF_PODS = re.compile(
-    r"(?m)^\s+chain CNI-.*\{\n(?:.*\n)*?\s+\}\n|"
-    r"^.*(?:veth|cni0|CNI-|lft |net\.ipv[46]\.(?:neigh|route)|(?:tcp|udp)_mem|nf_conntrack_count|fe80).*\n"
+    r"(?m)^table ip6? nat \{\n(?:.*\n)*?\}\n|"
+    r"^.*(?:veth|cni0|# Warning|net\.ipv[46]\.(?:neigh|route)|(?:tcp|udp)_mem|nf_conntrack_count).*\n"
 )
-"""The chains of the plugin portmap, and lines that come and go with pods and time."""
+"""The table of the plugin portmap, in which kroute has nothing, and lines that come and go with pods and time."""
 
 Footprint = dict[str, list[str]]
 

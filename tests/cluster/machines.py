@@ -89,7 +89,9 @@ class Host:
             self._machine.start(
                 [str(Path(__file__).with_name("guest-machine"))],
                 environment={**own, **self._variables},
-                words=(f"vec0:transport=tap,ifname={self.name},depth=128,gro=1",),
+                words=(
+                    f"vec0:transport=tap,ifname={self.name},depth=128,gro=1,mac=02:00:00:00:00:{self.place.number}",
+                ),
             )
 
     def switch_off(self) -> None:

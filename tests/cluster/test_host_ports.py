@@ -3,7 +3,7 @@
 import json
 
 from tests.cluster.machines import Cluster
-from tests.cluster.web import NODE_PORT, Object, Web, pod_spec
+from tests.cluster.web import NODE_PORT, Object, Web, server
 
 HOST_PORT, HOST_NETWORK_PORT = 18080, 18081
 
@@ -16,11 +16,11 @@ def test_host_port_and_host_network_beside_a_node_port(cluster: Cluster, web: We
     node = next(iter(cluster.nodes.values()))
     ports = [{"containerPort": 8080, "hostPort": HOST_PORT}]
     cluster.apply(
-        pod("host-port", node.name, pod_spec("netexec", "--http-port=8080", ports=ports)),
+        pod("host-port", node.name, server(ports=ports)),
         pod(
             "host-network",
             node.name,
-            {**pod_spec("netexec", f"--http-port={HOST_NETWORK_PORT}"), "hostNetwork": True},
+            {**server(HOST_NETWORK_PORT), "hostNetwork": True},
         ),
     )
     try:

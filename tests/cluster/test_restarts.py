@@ -66,7 +66,7 @@ def test_a_rollout_of_the_pods_costs_no_call(cluster: Cluster, web: Web) -> None
     with web.under_load():
         cluster.kubectl("rollout", "restart", "deployment/web")
         cluster.kubectl("rollout", "status", "deployment/web", "--timeout=10m")
-        cluster.wait_until("the old pods are gone", lambda: not old & web.names())
+        cluster.wait_until("the old pods are gone", lambda: not old & web.names(also_ending=True))
 
 
 def test_a_killed_agent_is_started_again_and_writes_nothing(cluster: Cluster, web: Web) -> None:
@@ -104,7 +104,7 @@ def test_a_restart_of_a_nodes_own_programs_costs_no_call_and_restarts_no_agent(
         cluster.kubectl("scale", "deployment/web", "--replicas=6")
         cluster.kubectl("rollout", "status", "deployment/web", "--timeout=10m")
         cluster.kubectl("scale", "deployment/web", "--replicas=4")
-        cluster.wait_until("two pods are gone", lambda: len(web.names()) == 4)
+        cluster.wait_until("two pods are gone", lambda: len(web.names(also_ending=True)) == 4)
     assert {node: it["containerID"] for node, it in agents(cluster).items()} == {
         node: it["containerID"] for node, it in before.items()
     }

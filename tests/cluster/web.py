@@ -21,7 +21,13 @@ Object = dict[str, Any]
 def pod_spec(*arguments: str, **more: object) -> Object:
     """The spec of a pod with agnhost, which gets these arguments."""
     container = {"name": "agnhost", "image": AGNHOST, "args": list(arguments), **more}
-    return {"terminationGracePeriodSeconds": 10, "containers": [container]}
+    return {"terminationGracePeriodSeconds": 20, "containers": [container]}
+
+
+def server(port: int = 8080, **more: object) -> Object:
+    """The spec of a pod that answers HTTP at a port, and is ready when it does."""
+    probe = {"httpGet": {"path": "/healthz", "port": port}, "periodSeconds": 2}
+    return pod_spec("netexec", f"--http-port={port}", readinessProbe=probe, **more)
 
 
 def deployment(name: str, replicas: int) -> Object:
@@ -33,10 +39,8 @@ def deployment(name: str, replicas: int) -> Object:
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": labels},
     }
-    probe = {"httpGet": {"path": "/healthz", "port": 8080}, "periodSeconds": 2}
-    late = {"preStop": {"sleep": {"seconds": 5}}}
-    server = pod_spec("netexec", "--http-port=8080", readinessProbe=probe, lifecycle=late)
-    spec = {**server, "topologySpreadConstraints": [spread]}
+    late = {"preStop": {"sleep": {"seconds": 15}}}  # on a busy machine it takes seconds until all know that it ends
+    spec = {**server(lifecycle=late), "topologySpreadConstraints": [spread]}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -96,9 +100,11 @@ class Web:
         cluster.kubectl("wait", "--for=condition=Ready", "--timeout=10m", *(f"pod/client-{it}" for it in cluster.nodes))
         return cls(cluster, json.loads(cluster.kubectl("get", "service", "web", "-o", "json"))["spec"]["clusterIPs"])
 
-    def names(self) -> set[str]:
+    def names(self, *, also_ending: bool = False) -> set[str]:
         """The names of its pods."""
-        return set(self.cluster.kubectl("get", "pods", "-l", "app=web", "-o", "name").replace("pod/", "").split())
+        pods = json.loads(self.cluster.kubectl("get", "pods", "-l", "app=web", "-o", "json"))["items"]
+        metadata = [pod["metadata"] for pod in pods]
+        return {it["name"] for it in metadata if also_ending or "deletionTimestamp" not in it}
 
     def answers_from_pod(self, node: str, url: str) -> set[str]:
         """Which pods answer some calls from the pod on a node."""
