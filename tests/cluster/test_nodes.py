@@ -5,7 +5,7 @@ from functools import partial
 
 from tests.cluster.installation import rolls_out
 from tests.cluster.machines import Cluster
-from tests.cluster.web import NODE_PORT, Web
+from tests.cluster.web import NODE_PORT, Web, client
 
 
 def ready_nodes_of_endpoints(cluster: Cluster) -> set[str]:
@@ -50,6 +50,25 @@ def test_a_node_that_is_switched_off_and_on_serves_again(cluster: Cluster, web: 
     spread_again(cluster)
     for address in web.addresses:
         assert web.answers_from_pod("node2", f"http://[{address}]" if ":" in address else f"http://{address}")
+    assert web.answers_from_wire(f"http://{node.address}:{NODE_PORT}")
+
+
+def test_a_node_that_is_deleted_and_added_again_serves_again(cluster: Cluster, web: Web) -> None:
+    node = cluster.nodes["node2"]
+    known = json.loads(cluster.kubectl("get", "node", node.name, "-o", "json"))
+    metadata = {"name": node.name, "labels": known["metadata"]["labels"]}
+    spec = {name: known["spec"][name] for name in ("podCIDR", "podCIDRs")}
+    cluster.kubectl("delete", "node", node.name)
+    cluster.wait_until("its endpoints are gone", lambda: ready_nodes_of_endpoints(cluster) == {"node1"})
+    cluster.wait_until("the other node serves", lambda: is_served(web, "node1", web.addresses[0]))
+    cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
+    cluster.on(node, "pkill -KILL -x kubelet")  # it says at its start which node it is
+    cluster.kubectl("wait", "--for=condition=Ready", "node", node.name, "--timeout=10m")
+    rolls_out(cluster)
+    cluster.apply(client(node))
+    cluster.kubectl("wait", "--for=condition=Ready", "--timeout=10m", f"pod/client-{node.name}")
+    spread_again(cluster)
+    cluster.wait_until("it serves again", lambda: is_served(web, node.name, web.addresses[0]))
     assert web.answers_from_wire(f"http://{node.address}:{NODE_PORT}")
 
 
