@@ -1,9 +1,7 @@
-"""What a cluster has beside its nodes' components: names (DNS), and kube-proxy in place of kroute."""
+"""What a cluster has beside its nodes' components: names (DNS)."""
 
 from pathlib import Path
 from typing import Any
-
-from tests.lab.kubernetes import VERSION
 
 Object = dict[str, Any]
 TOOLS = "registry.k8s.io/e2e-test-images/agnhost:2.63.0"
@@ -47,38 +45,6 @@ def dns(api_server: str, addresses: list[str]) -> list[Object]:
             "spec": {"selector": labels, "ports": ports, **families},
         },
     ]
-
-
-def kube_proxy(api_server: str, mode: str, pod_networks: list[str]) -> list[Object]:
-    """kube-proxy as a DaemonSet, in this mode: iptables, ipvs or nftables."""
-    flags = [
-        f"--proxy-mode={mode}",
-        f"--cluster-cidr={','.join(pod_networks)}",
-        "--hostname-override=$(NODE)",
-        "--conntrack-max-per-core=0",
-    ]
-    container = {
-        "name": "kube-proxy",
-        "image": f"registry.k8s.io/kube-proxy:v{VERSION}",
-        "command": ["kube-proxy", *flags],
-        "env": [
-            {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-            *_api(api_server),
-        ],
-        "readinessProbe": {"httpGet": {"path": "/healthz", "port": 10256}, "periodSeconds": 1},
-        "securityContext": {"privileged": True},
-        "volumeMounts": [{"name": "modules", "mountPath": "/lib/modules", "readOnly": True}],
-    }
-    pod = {
-        "serviceAccountName": "kube-proxy",
-        "hostNetwork": True,
-        "priorityClassName": "system-node-critical",
-        "tolerations": [{"operator": "Exists"}],
-        "containers": [container],
-        "volumes": [{"name": "modules", "hostPath": {"path": "/lib/modules"}}],
-    }
-    [account, _, binding] = _account("kube-proxy", "system:node-proxier", [])
-    return [account, binding, _workload("DaemonSet", "kube-proxy", {"k8s-app": "kube-proxy"}, pod)]
 
 
 def _api(address: str) -> list[Object]:

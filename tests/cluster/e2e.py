@@ -5,7 +5,6 @@ With kroute, then with kube-proxy in the same cluster. The section of docs/confo
 
 import argparse
 import contextlib
-import json
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.cluster import addons
+from tests.cluster import addons, proxies
 from tests.cluster.components import CONTROL, DNS, SERVICES
 from tests.cluster.e2e_cases import ALONE, SETS, why_not_run
 from tests.cluster.e2e_report import SKIPPED, Outcome, Run, keep, kept, read, section, with_section
@@ -74,11 +73,9 @@ def _installed(cluster: Cluster, name: str, mode: str, values: Sequence[str]) ->
         yield
         uninstall(cluster)
         return
-    objects = addons.kube_proxy(CONTROL.addresses[0], mode, ["10.244.0.0/16", "fd00:10:244::/48"])
-    cluster.apply(*objects)
-    cluster.kubectl("--namespace", "kube-system", "rollout", "status", "daemonset/kube-proxy", "--timeout=10m")
+    proxies.deploy(cluster, mode)
     yield
-    cluster.kubectl("delete", "-f", "-", content=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    proxies.delete(cluster)
 
 
 class Suite:

@@ -34,6 +34,12 @@ def deploy(cluster: Cluster, mode: str) -> None:
     cluster.kubectl("--namespace", "kube-system", "rollout", "status", "daemonset/kube-proxy", "--timeout=10m")
 
 
+def delete(cluster: Cluster) -> None:
+    """End kube-proxy, and forget it."""
+    cluster.kubectl("--namespace", "kube-system", "delete", "daemonset", "kube-proxy")
+    forget(cluster)
+
+
 def forget(cluster: Cluster) -> None:
     """Delete what is left when its DaemonSet is deleted: its ConfigMap and its account."""
     kinds = "configmap,serviceaccount,clusterrolebinding"
