@@ -2,6 +2,7 @@
 
 The order is that of a cluster that has kroute: first docs/migrate-from-kube-proxy.md's "The way back", then its "The
 move". `make test-cluster` does so with one mode, which KROUTE_LAB_SEED or the date chooses, a thorough run with all.
+These tests come last: kube-proxy leaves a sysctl and an empty chain, which `test_uninstall` would find.
 """
 
 import contextlib
