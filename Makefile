@@ -27,11 +27,12 @@ fuzz: ## run the tests with hostile bytes and objects at length (EXAMPLES of eac
 	@scripts/setup unit
 	@KROUTE_FUZZ_EXAMPLES=$(or $(EXAMPLES),10000) $(PYTEST) tests/unit/fuzz $(ARGS)
 
-nightly: ## run every test at length, a day of trouble in an hour (with the seed SEED, or the date), and make fuzz
+nightly: ## run every test at length, a day of trouble in an hour (with the seed SEED, or the date), on a cluster too, and make fuzz
 	@scripts/setup test
 	@failed=0; \
 	KROUTE_LAB_THOROUGH=1 KROUTE_LAB_DAY=3600 KROUTE_LAB_SEED=$(or $(SEED),$(shell date +%Y%m%d)) \
 		.venv/bin/python -m pytest -p tests.conformance.page_writer $(ARGS) || failed=1; \
+	KROUTE_LAB_THOROUGH=1 $(MAKE) test-cluster || failed=1; \
 	KROUTE_FUZZ_EXAMPLES=10000 $(PYTEST) tests/unit/fuzz || failed=1; \
 	exit $$failed
 
