@@ -78,9 +78,11 @@ MODES = ("iptables", "ipvs", "nftables", "userspace", "kernelspace")
 async def signs_of_life(*, ours: Collection[int] = (), processes: Path | None = Path("/proc")) -> list[Sign]:
     """The signs of every other proxy, proofs first. Ports in `ours` are this process's own, and are left out.
 
-    `processes` is where procfs is; None: processes are not looked at.
+    `processes` is where procfs is; None: processes are not looked at. An answer says more than a process, so it is
+    before that.
     """
-    signs, routers = _by_processes(processes) if processes is not None else ([], set())
+    of_processes, routers = _by_processes(processes) if processes is not None else ([], set())
+    signs: list[Sign] = []
     for listener in LISTENERS if _is_loopback_up() else ():
         is_without_link = listener.links and not any(map(_has_link, listener.links))
         if listener.proxy in routers or listener.port in ours or is_without_link:
@@ -89,7 +91,7 @@ async def signs_of_life(*, ours: Collection[int] = (), processes: Path | None = 
             if await listens(host, listener.port):
                 signs += await _signs(host, listener)
                 break
-    return sorted(signs, key=lambda sign: not sign.is_proof)
+    return sorted([*signs, *of_processes], key=lambda sign: not sign.is_proof)
 
 
 async def listens(host: str, port: int) -> bool:

@@ -112,6 +112,13 @@ async def test_a_process_of_its_name_is_a_sign(tmp_path: Path, monkeypatch: pyte
     assert await signs_of_life(processes=tmp_path) == [Sign(KUBE_PROXY, "process 7")]
 
 
+async def test_what_a_port_says_comes_before_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(tmp_path, 7, "/usr/local/bin/kube-proxy", "--config=/var/lib/kube-proxy/config.conf")
+    async with answering(monkeypatch, METRICS, http("200 OK", "ipvs")) as port:
+        said = [sign.why for sign in await signs_of_life(processes=tmp_path)]
+        assert said == [f"its metrics port {port} answers: mode ipvs", "process 7"]
+
+
 async def test_nobody_at_the_port_is_no_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
