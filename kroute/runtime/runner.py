@@ -136,6 +136,8 @@ async def _watched(serving: Coroutine[None, None, int]) -> int:
     def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         nonlocal said_at
         error = context.get("exception")
+        if isinstance(error, ValueError) and "_start_serving" in context["message"]:
+            return  # asyncio tries to accept again, at a listener that has been closed meanwhile
         next_step = exhaustion(error) if isinstance(error, OSError) else None
         if next_step is None:
             loop.default_exception_handler(context)

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import signal
+import socket
 
 import pytest
 from structlog.testing import capture_logs
@@ -52,6 +53,21 @@ def test_connections_that_cannot_be_accepted_are_one_line_and_other_troubles_wha
         assert run_to_the_end(serve()) == 0
     assert [(it["event"], it["what"]) for it in logs] == [("resources.exhausted", "accepting connections")]
     assert "LimitNOFILE" in logs[0]["next_step"]
+
+
+def test_a_listener_that_is_closed_before_asyncio_tries_again_to_accept_is_no_trouble(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def serve() -> int:
+        loop = asyncio.get_running_loop()
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.close()
+        loop.call_soon(loop._start_serving, asyncio.Protocol, listener)  # type: ignore[attr-defined]
+        await asyncio.sleep(0.01)
+        return 0
+
+    assert run_to_the_end(serve()) == 0
+    assert caplog.records == []
 
 
 class TestUnless:
