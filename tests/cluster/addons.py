@@ -1,10 +1,9 @@
 """What a cluster has beside its nodes' components: names (DNS)."""
 
 from pathlib import Path
-from typing import Any
 
-Object = dict[str, Any]
-TOOLS = "registry.k8s.io/e2e-test-images/agnhost:2.63.0"
+from tests.cluster.web import AGNHOST, Object
+
 _SYSTEM = {"namespace": "kube-system"}
 
 
@@ -13,7 +12,7 @@ def dns(api_server: str, addresses: list[str]) -> list[Object]:
     script = Path(__file__).with_name("dns_server.py").read_text()
     container = {
         "name": "dns",
-        "image": TOOLS,
+        "image": AGNHOST,
         "command": ["python3", "/dns/dns_server.py"],
         "env": _api(api_server),
         "readinessProbe": {"tcpSocket": {"port": 53}, "periodSeconds": 1},
@@ -37,7 +36,7 @@ def dns(api_server: str, addresses: list[str]) -> list[Object]:
             "metadata": {"name": "dns", **_SYSTEM},
             "data": {"dns_server.py": script},
         },
-        _workload("Deployment", "dns", labels, pod),
+        _deployment("dns", labels, pod),
         {
             "apiVersion": "v1",
             "kind": "Service",
@@ -70,10 +69,10 @@ def _account(name: str, role: str, watched: list[tuple[str, list[str]]]) -> list
     ]
 
 
-def _workload(kind: str, name: str, labels: dict[str, str], pod: Object) -> Object:
+def _deployment(name: str, labels: dict[str, str], pod: Object) -> Object:
     return {
         "apiVersion": "apps/v1",
-        "kind": kind,
+        "kind": "Deployment",
         "metadata": {"name": name, "labels": labels, **_SYSTEM},
         "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}},
     }
