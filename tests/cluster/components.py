@@ -3,8 +3,8 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 from tests.cluster.credentials import Credentials
@@ -12,8 +12,9 @@ from tests.lab import control_plane
 from tests.lab.kubernetes import required
 from tests.lab.places import PROJECT
 
-SERVICES = "10.96.0.0/16,fd00:10:96::/112"
-DNS = "10.96.0.10"
+DUAL_STACK = (4, 6)
+SERVICES = {4: "10.96.0.0/16", 6: "fd00:10:96::/112"}
+DNS = {4: "10.96.0.10", 6: "fd00:10:96::a"}
 KUBERNETES = "/etc/kubernetes"
 SANDBOX = "registry.k8s.io/pause:3.10.2"
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -22,30 +23,38 @@ NODE = ("containerd", "kubelet")
 
 @dataclass(frozen=True)
 class Place:
-    """A machine's name and its number on the wire, from which follow its addresses and those of its pods."""
+    """A machine's name and its number on the wire, from which follow its addresses and those of its pods.
+
+    It has one of each of the cluster's `families` (4, 6), in this order.
+    """
 
     name: str
     number: int
+    families: Sequence[int] = DUAL_STACK
 
     @property
-    def addresses(self) -> tuple[str, str]:
-        return f"192.168.77.{self.number}", f"fd00:77::{self.number}"
+    def addresses(self) -> list[str]:
+        return [network.partition("/")[0] for network in self.with_prefixes]
 
     @property
-    def with_prefixes(self) -> tuple[str, str]:
-        return f"{self.addresses[0]}/24", f"{self.addresses[1]}/64"
+    def with_prefixes(self) -> list[str]:
+        return self._of_families({4: f"192.168.77.{self.number}/24", 6: f"fd00:77::{self.number}/64"})
 
     @property
-    def pod_networks(self) -> tuple[str, str]:
-        return f"10.244.{self.number}.0/24", f"fd00:10:244:{self.number}::/64"
+    def pod_networks(self) -> list[str]:
+        return self._of_families({4: f"10.244.{self.number}.0/24", 6: f"fd00:10:244:{self.number}::/64"})
 
     @property
     def zone(self) -> str:
         return f"zone{self.number % 10}"
 
+    @property
+    def wire(self) -> "Place":
+        """The namespace beside the machines, which routes to everywhere else."""
+        return replace(self, name="wire", number=1)
 
-WIRE = Place("wire", 1)
-CONTROL = Place("control", 10)
+    def _of_families(self, of_each: dict[int, str]) -> list[str]:
+        return [of_each[family] for family in self.families]
 
 
 def routes(of: Place, nodes: Iterable[Place]) -> list[str]:
@@ -58,13 +67,13 @@ def routes(of: Place, nodes: Iterable[Place]) -> list[str]:
     ]
 
 
-def of_control_plane(credentials: Credentials) -> tuple[dict[str, str], dict[str, str]]:
+def of_control_plane(place: Place, credentials: Credentials) -> tuple[dict[str, str], dict[str, str]]:
     """The commands of the control plane by their names, and its files by their paths."""
     programs = {name: required(name) for name in CONTROL_PLANE}
     own = f"--kubeconfig={KUBERNETES}/admin --authentication-kubeconfig={KUBERNETES}/admin --leader-elect=false"
     own += f" --authorization-kubeconfig={KUBERNETES}/admin --authentication-skip-lookup=true --bind-address=127.0.0.1"
     server_flags = (
-        *("--bind-address=::", f"--advertise-address={CONTROL.addresses[0]}", "--allow-privileged=true"),
+        *("--bind-address=::", f"--advertise-address={place.addresses[0]}", "--allow-privileged=true"),
         *("--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction"),
         *(f"--tls-cert-file={KUBERNETES}/server.crt", f"--tls-private-key-file={KUBERNETES}/server.key"),
         *(f"--client-ca-file={KUBERNETES}/ca.crt", "--kubelet-preferred-address-types=InternalIP"),
@@ -78,7 +87,7 @@ def of_control_plane(credentials: Credentials) -> tuple[dict[str, str], dict[str
             control_plane.api_server(
                 programs["kube-apiserver"],
                 *server_flags,
-                services=SERVICES,
+                services=",".join(SERVICES[family] for family in place.families),
                 signing_key=key,
                 tokens=f"{KUBERNETES}/tokens.csv",
             )
@@ -105,7 +114,7 @@ def of_node(place: Place, credentials: Credentials) -> tuple[dict[str, str], dic
         "/etc/cni/net.d/10-lab.conflist": json.dumps(_cni(place), indent=1),
         f"{KUBERNETES}/ca.crt": credentials.file("ca.crt"),
         f"{KUBERNETES}/kubelet": credentials.kubeconfig(f"system:node:{place.name}"),
-        f"{KUBERNETES}/kubelet.yaml": json.dumps(_KUBELET, indent=1),
+        f"{KUBERNETES}/kubelet.yaml": json.dumps({**_KUBELET, "clusterDNS": [DNS[place.families[0]]]}, indent=1),
     }
 
 
@@ -115,7 +124,7 @@ def files_of_machine(place: Place) -> dict[str, str]:
     return {
         "/etc/hostname": f"{place.name}\n",
         "/etc/hosts": f"127.0.0.1 localhost\n::1 localhost\n{hosts}",
-        "/etc/resolv.conf": f"nameserver {WIRE.addresses[0]}\n",
+        "/etc/resolv.conf": f"nameserver {place.wire.addresses[0]}\n",
     }
 
 
@@ -146,7 +155,6 @@ _KUBELET = {
     },
     "authorization": {"mode": "Webhook"},
     "cgroupDriver": "cgroupfs",
-    "clusterDNS": [DNS],
     "clusterDomain": "cluster.local",
     "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
     "enforceNodeAllocatable": [],  # a kernel for one processor has no cpuset
@@ -159,7 +167,7 @@ _KUBELET = {
 
 
 def _cni(place: Place) -> dict[str, object]:
-    """The plugins bridge, host-local and portmap, with pods of both families."""
+    """The plugins bridge, host-local and portmap, with pods of the cluster's families."""
     ranges = [[{"subnet": network}] for network in place.pod_networks]
     default = [{"dst": "::/0" if ip_address(address).version == 6 else "0.0.0.0/0"} for address in place.addresses]
     bridge = {

@@ -9,15 +9,17 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.cluster import addons, proxies
-from tests.cluster.components import CONTROL, DNS, SERVICES
+from tests.cluster.components import DNS, DUAL_STACK, SERVICES
 from tests.cluster.e2e_cases import ALONE, SETS, why_not_run
-from tests.cluster.e2e_report import SKIPPED, Outcome, Run, keep, kept, read, section, with_section
+from tests.cluster.e2e_report import FAILED, SKIPPED, Outcome, Run, keep, kept, last, read, section, with_section
 from tests.cluster.installation import install, uninstall
-from tests.cluster.machines import NODES, Cluster, missing
+from tests.cluster.machines import Cluster, missing
 from tests.conformance.table import PAGE
 from tests.conformance.table import Run as Here
 from tests.lab import kubernetes
@@ -25,44 +27,64 @@ from tests.lab.kubernetes import VERSION
 from tests.lab.places import leftovers
 from tests.lab.vm.kernels import BUILT
 
+NODES = 3
+"""In as many zones: the least that every case accepts."""
 STREAMS = 4
 """Programs at once: the cases wait most of the time."""
+PORTION = 8
+"""Cases of one program. Their outcomes are kept when it ends."""
 LONGEST = "90m"
 _KUBE_PROXY = "kube-proxy"
 _NOT_REPORTED = "the program ended before it was over"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the cases that the arguments choose. Returns 1 if a case failed that kube-proxy passes."""
+    """Run the cases that the arguments choose. Returns 1 if there is no cluster to run them on."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.e2e")
     parser.add_argument("sets", nargs="*", help=f"what to run, of {', '.join(SETS)}; all if none is given")
     parser.add_argument("--only", default="", help="a regular expression: of these sets the cases that have it")
+    parser.add_argument("--rest", action="store_true", help="only what has not passed; what has failed runs alone")
     parser.add_argument("--proxy", action="append", help="kroute, or kube-proxy:MODE; both, one after the other")
     parser.add_argument("--set", action="append", default=[], help="a value of kroute's chart, as helm takes it")
+    parser.add_argument("--ipv6", action="store_true", help="on a cluster that has IPv6 alone")
     parser.add_argument("--no-page", action="store_true", help="leave docs/conformance.md as it is")
     chosen = parser.parse_args(arguments)
     if said := missing() or kubernetes.missing("e2e.test"):
         print(said, file=sys.stderr)
         return 1
-    with Cluster() as cluster:
+    families = DUAL_STACK[1:] if chosen.ipv6 else DUAL_STACK
+    with Cluster(NODES, families) as cluster:
         # Webhooks are behind Services, and the control plane's machine has no proxy of its own.
-        cluster.on(cluster.control, f"ip route add {SERVICES.partition(',')[0]} via {NODES[0].addresses[0]}")
-        cluster.apply(*addons.dns(CONTROL.addresses[0], [DNS]))
+        for family, gateway in zip(families, cluster.nodes["node1"].place.addresses, strict=True):
+            cluster.on(cluster.control, f"ip route add {SERVICES[family]} via {gateway}")
+        cluster.apply(*addons.dns(cluster.control.address, [DNS[families[0]]]))
         for proxy in chosen.proxy or ["kroute", f"{_KUBE_PROXY}:nftables"]:
             name, _, mode = proxy.partition(":")
-            with _installed(cluster, name, mode, chosen.set):
-                suite = Suite(cluster, leftovers() / "e2e" / name)
-                cases = [case for case in suite.cases(chosen.sets or [*SETS]) if re.search(chosen.only, case)]
-                title = " ".join([name, mode, *chosen.set]).strip()
-                here = Here.here((), "")
-                run = Run(title, here.date, here.commit, BUILT.title, suite.run(cases))
-            keep(run, leftovers() / "e2e")
-            failed = [f"{case}: {it.why}" for case, it in run.cases.items() if it.status == "failed"]
-            print(f"{title}: {len(failed)} of {len(cases)} failed", *failed, sep="\n  ", flush=True)
-    runs = kept(leftovers() / "e2e")
+            values = [] if name == _KUBE_PROXY else chosen.set
+            title = " ".join([name, mode, *values, "IPv6 only" if chosen.ipv6 else ""]).split()
+            with _installed(cluster, name, mode, values):
+                _run(cluster, " ".join(title), chosen)
     if not chosen.no_page:
-        PAGE.write_text(with_section(PAGE.read_text(), section(runs, VERSION)))
+        PAGE.write_text(with_section(PAGE.read_text(), section(kept(leftovers() / "e2e"), VERSION)))
     return 0
+
+
+def _run(cluster: Cluster, proxy: str, chosen: argparse.Namespace) -> None:
+    """Run what was chosen with the proxy of this title, and keep what comes of it as it comes."""
+    place = leftovers() / "e2e"
+    before = last(kept(place), proxy) if chosen.rest else {}
+    file = place / f"{time.time_ns()}.json"
+    suite = Suite(cluster, file.with_suffix(""))
+    cases = [case for case in suite.cases(chosen.sets or [*SETS]) if re.search(chosen.only, case)]
+    failed = {case for case in cases if case in before and before[case].status == FAILED}
+    wanted = [case for case in cases if case not in before or case in failed]
+    here = Here.here((), "")
+    run = Run(proxy, here.date, here.commit, BUILT.title, {})
+    for outcomes in suite.run(wanted, failed):
+        run.cases.update(outcomes)
+        keep(run, file)
+        said = [f"{case}: {it.why}" for case, it in outcomes.items() if it.status == FAILED]
+        print(f"{proxy}: {len(run.cases)} of {len(wanted)}", *said, sep="\n  failed: ", flush=True)
 
 
 @contextlib.contextmanager
@@ -92,23 +114,28 @@ class Suite:
             known = read(Path(name).glob("*.xml"))
         return sorted(case for case in known if any(re.search(SETS[it], case) for it in sets))
 
-    def run(self, cases: Sequence[str]) -> dict[str, Outcome]:
-        """Run the cases, some at once and then those that are to be alone. Returns what became of each."""
-        outcomes = {case: Outcome(SKIPPED, why) for case in cases if (why := why_not_run(case))}
-        wanted = [case for case in cases if case not in outcomes]
-        together = [case for case in wanted if not ALONE.search(case)]
-        streams = [together[number::STREAMS] for number in range(STREAMS)]
-        for stage in (streams, [[case for case in wanted if ALONE.search(case)]]):
-            running = []
-            for number, stream in enumerate(filter(None, stage)):
-                directory = self._directory / f"{'alone' if stage is not streams else number}"
-                names = "|".join(rf" {re.escape(case)}$" for case in stream)
-                running.append((directory, stream, self._start(directory, names)))
-            for directory, stream, program in running:
-                program.wait()
-                reported = read(directory.glob("*.xml"))
-                outcomes |= {case: reported.get(case, Outcome("failed", _NOT_REPORTED)) for case in stream}
-        return outcomes
+    def run(self, cases: Sequence[str], alone: Collection[str] = ()) -> Iterator[dict[str, Outcome]]:
+        """Run the cases, some at once, then those that are to be alone; yields what became of a portion as it ends."""
+        wanted = [case for case in cases if not self._why_not_run(case)]
+        yield {case: Outcome(SKIPPED, why) for case in cases if (why := self._why_not_run(case))}
+        together = [case for case in wanted if not ALONE.search(case) and case not in alone]
+        count = -(-len(together) // PORTION)
+        with ThreadPoolExecutor(STREAMS) as threads:
+            portions = [together[number::count] for number in range(count)]
+            running = [threads.submit(self._portion, f"{number}", it) for number, it in enumerate(portions)]
+            for done in as_completed(running):
+                yield done.result()
+        for number, case in enumerate(case for case in wanted if case not in together):
+            yield self._portion(f"alone-{number}", [case])
+
+    def _why_not_run(self, case: str) -> str:
+        return why_not_run(case, self._cluster.control.place.families)
+
+    def _portion(self, name: str, cases: Sequence[str]) -> dict[str, Outcome]:
+        """Run cases in one program; returns what became of each."""
+        self._start(self._directory / name, "|".join(rf" {re.escape(case)}$" for case in cases)).wait()
+        reported = read((self._directory / name).glob("*.xml"))
+        return {case: reported.get(case, Outcome(FAILED, _NOT_REPORTED)) for case in cases}
 
     def _start(self, directory: Path, focus: str, *more: str) -> "subprocess.Popen[bytes]":
         """Start the program for these cases; `log` and its JUnit file will be in the directory."""
@@ -116,12 +143,13 @@ class Suite:
         for old in directory.glob("*.xml"):
             old.unlink()
         command = [
+            *("setpriv", "--pdeathsig", "KILL"),
             str(kubernetes.required("e2e.test")),
             f"--kubeconfig={self._cluster.kubeconfig}",
             f"--report-dir={directory}",
             f"--ginkgo.focus={focus}",
             f"--ginkgo.timeout={LONGEST}",
-            *("--provider=skeleton", "--node-os-distro=debian", "--num-nodes=2", "--disable-log-dump"),
+            *("--provider=skeleton", "--node-os-distro=debian", f"--num-nodes={NODES}", "--disable-log-dump"),
             *("--ginkgo.no-color", "--ginkgo.silence-skips", "--ginkgo.poll-progress-after=600s", *more),
         ]
         with self._cluster.wire.inside(), (directory / "log").open("wb") as log:

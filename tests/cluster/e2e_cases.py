@@ -1,6 +1,9 @@
 """Which of Kubernetes' own end-to-end tests the cluster runs, and why it does not run the others."""
 
 import re
+from collections.abc import Sequence
+
+from tests.cluster.components import DUAL_STACK
 
 SETS = {
     "services": r"\[sig-network\] Services ",
@@ -11,8 +14,9 @@ SETS = {
         r"\[sig-node\] Pods should contain environment variables for services"
         r"|\[sig-cli\] Kubectl client Kubectl (expose should create services|cluster-info should check)"
         r"|\[sig-api-machinery\] (ResourceQuota should .* life of a service\.|Namespaces .* all services are removed"
-        r"|AdmissionWebhook .* should (mutate pod and apply defaults|be able to deny pod and configmap creation)"
-        r"|CustomResourceConversionWebhook .* should be able to convert from CR v1)"
+        r"|AdmissionWebhook|CustomResourceConversionWebhook)"
+        r"|\[sig-cli\] Kubectl client Guestbook application"
+        r"|\[sig-auth\] ServiceAccounts ServiceAccountIssuerDiscovery"
     ),
 }
 """What the names of the cases begin with, for each set: those of sig-network, and conformance cases of others that call
@@ -33,6 +37,8 @@ ALONE = re.compile(r"\[Serial\]|Service endpoints latency|\[Feature:SCTPConnecti
 """Cases beside which no other runs."""
 
 
-def why_not_run(case: str) -> str:
-    """The reason; empty for a case that is run."""
+def why_not_run(case: str, families: Sequence[int] = DUAL_STACK) -> str:
+    """The reason on a cluster with these families; empty for a case that is run."""
+    if "[Feature:IPv6DualStack]" in case and len(families) < len(DUAL_STACK):
+        return "needs both families"
     return next((reason for pattern, reason in NOT_RUN.items() if re.search(pattern, case)), "")

@@ -15,9 +15,9 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _PREFIX = "[It] "
 _LONGEST_REASON = 160
 _HEAD = """
-`e2e.test` of Kubernetes {version}, against a real cluster of two nodes in the lab (kube-apiserver, kubelet,
-containerd), with each proxy in turn. `make e2e` runs it and writes this section. What fails with kube-proxy as well is
-the cluster's.
+`e2e.test` of Kubernetes {version}, against a real cluster of three nodes in three zones in the lab (kube-apiserver,
+kubelet, containerd), with each proxy in turn. `make e2e` runs it and writes this section. What fails with kube-proxy as
+well is the cluster's.
 """
 
 
@@ -74,17 +74,19 @@ def section(runs: Sequence[Run], version: str) -> str:
     The last run with a proxy that had the case says what became of it.
     """
     proxies = sorted({run.proxy for run in runs}, key=lambda proxy: (proxy.startswith("kube-proxy"), proxy))
-    last = {(run.proxy, case): (outcome, run) for run in runs for case, outcome in run.cases.items()}
+    found = {(run.proxy, case): (outcome, run) for run in runs for case, outcome in run.cases.items()}
     lines = [SECTION, _HEAD.format(version=version)]
     lines += ["| the run | date | commit | kernel | passed | failed | skipped |", "|---|---|---|---|---|---|---|"]
+    counts: dict[tuple[str, ...], Counter[str]] = {}
     for run in sorted(runs, key=lambda run: proxies.index(run.proxy)):
-        counts = Counter(outcome.status for outcome, by in last.values() if by is run)
-        if counts:
-            figures = " | ".join(str(counts[status]) for status in (PASSED, FAILED, SKIPPED))
-            lines.append(f"| {run.proxy} | {run.date} | {run.commit} | {run.kernel} | {figures} |")
+        of_run = counts.setdefault((run.proxy, run.date, run.commit, run.kernel), Counter())
+        of_run.update(outcome.status for outcome, by in found.values() if by is run)
+    for who, of_run in counts.items():
+        if of_run:
+            lines.append(f"| {' | '.join([*who, *(str(of_run[status]) for status in (PASSED, FAILED, SKIPPED))])} |")
     lines += ["", f"| case | {' | '.join(proxies)} |", "|---|" + "---|" * len(proxies)]
-    for case in sorted({case for _, case in last}):
-        cells = (_cell(last[proxy, case][0] if (proxy, case) in last else None) for proxy in proxies)
+    for case in sorted({case for _, case in found}):
+        cells = (_cell(found[proxy, case][0] if (proxy, case) in found else None) for proxy in proxies)
         lines.append(f"| {_title(case)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -114,12 +116,18 @@ def section_of(page: str) -> str:
 
 
 def kept(directory: Path) -> list[Run]:
-    """All runs that were written to `directory`, oldest first."""
-    files = sorted(directory.glob("*.json"), key=lambda file: file.stat().st_mtime)
-    return [msgspec.json.decode(file.read_bytes(), type=Run) for file in files]
+    """All runs that were written to `directory`, in the order of their files' names: oldest first."""
+    return [msgspec.json.decode(file.read_bytes(), type=Run) for file in sorted(directory.glob("*.json"))]
 
 
-def keep(run: Run, directory: Path) -> None:
-    """Write a run beside others."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / f"{len(list(directory.glob('*.json'))) + 1:03}.json").write_bytes(msgspec.json.encode(run))
+def keep(run: Run, file: Path) -> None:
+    """Write a run, in place of what the file has."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_bytes(msgspec.json.encode(run))
+    unfinished.rename(file)
+
+
+def last(runs: Iterable[Run], proxy: str) -> dict[str, Outcome]:
+    """What became of each case when it last ran with a proxy."""
+    return {case: outcome for run in runs if run.proxy == proxy for case, outcome in run.cases.items()}

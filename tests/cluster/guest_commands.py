@@ -35,7 +35,7 @@ def ask(address: str, command: str) -> tuple[int, str]:
 
 
 def serve() -> None:
-    with socket.create_server(("", PORT)) as server:
+    with socket.create_server(("::", PORT), family=socket.AF_INET6, dualstack_ipv6=True) as server:
         while True:
             connection, _ = server.accept()
             threading.Thread(target=answer, args=[connection], daemon=True).start()

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from tests.cluster import components, guest_commands, images
-from tests.cluster.components import CONTROL, WIRE, Place
+from tests.cluster.components import DUAL_STACK, Place
 from tests.cluster.credentials import Credentials
 from tests.lab import kubernetes
 from tests.lab.kubernetes import required
@@ -27,7 +27,6 @@ from tests.lab.vm.kernels import BUILT
 from tests.lab.vm.machine import Machine
 
 PROGRAMS = ("etcd", *kubernetes.PARTS[:5], "agnhost")
-NODES = (Place("node1", 11), Place("node2", 12))
 NODE_MEMORY = 3072
 CONTROL_MEMORY = 2048
 """MiB that a machine sees. The host provides what is used."""
@@ -58,6 +57,7 @@ class Host:
         wire: Namespace,
         variables: Mapping[str, str],
         software: tuple[dict[str, str], dict[str, str]],
+        routes: Sequence[str],
     ) -> None:
         self.place = place
         self.name = place.name
@@ -65,6 +65,7 @@ class Host:
         self._wire = wire
         self._variables = variables
         self._commands, self._files = software
+        self._routes = [*(f"default via {address}" for address in place.wire.addresses), *routes]
         self._machine: Machine | None = None
 
     @property
@@ -83,8 +84,7 @@ class Host:
         self._write("components", "".join(f"{name}\t{command}\n" for name, command in rows.items()))
         for path, content in {**self._files, **components.files_of_machine(self.place)}.items():
             self._write(f"files{path}", content)
-        routes = [*(f"default via {address}" for address in WIRE.addresses), *components.routes(self.place, NODES)]
-        own = {"NAME": self.name, "ADDRESSES": " ".join(self.place.with_prefixes), "ROUTES": "\n".join(routes)}
+        own = {"NAME": self.name, "ADDRESSES": " ".join(self.place.with_prefixes), "ROUTES": "\n".join(self._routes)}
         with self._wire.inside():
             self._machine.start(
                 [str(Path(__file__).with_name("guest-machine"))],
@@ -124,17 +124,23 @@ class Host:
 
 
 class Cluster:
-    """A running cluster, for the length of a `with`."""
+    """A running cluster, for the length of a `with`: some nodes, each in a zone of its own.
 
-    def __init__(self) -> None:
+    `families` (4, 6) are those of all addresses, the primary one first. `server` is the URL of its API server.
+    """
+
+    def __init__(self, nodes: int = 2, families: Sequence[int] = DUAL_STACK) -> None:
         store = images.prepare()
         self.directory = Path(tempfile.mkdtemp(prefix="cluster-"))
-        self.wire = _wire([CONTROL, *NODES])
-        names = [*CONTROL.addresses, "127.0.0.1", "10.96.0.1", "fd00:10:96::1", "localhost"]
+        control = Place("control", 10, families)
+        places = [Place(f"node{number}", 10 + number, families) for number in range(1, nodes + 1)]
+        self.wire = _wire(control, places)
+        names = [*control.addresses, "127.0.0.1", "10.96.0.1", "fd00:10:96::1", "localhost"]
         names += [f"kubernetes{more}" for more in ("", ".default", ".default.svc", ".default.svc.cluster.local")]
-        accounts = {"admin": "system:masters", **{f"system:node:{it.name}": "system:nodes" for it in NODES}}
-        server = f"https://{CONTROL.addresses[0]}:6443"
-        credentials = Credentials(self.directory / "credentials", server, names, accounts)
+        accounts = {"admin": "system:masters", **{f"system:node:{it.name}": "system:nodes" for it in places}}
+        address = control.addresses[0]
+        self.server = f"https://[{address}]:6443" if ":" in address else f"https://{address}:6443"
+        credentials = Credentials(self.directory / "credentials", self.server, names, accounts)
         self.kubeconfig = self.directory / "kubeconfig"
         self.kubeconfig.write_text(credentials.kubeconfig("admin"))
         self.kubeconfig.chmod(0o600)
@@ -143,11 +149,15 @@ class Cluster:
         for name in PROGRAMS[:-1]:
             (programs / name).symlink_to(required(name))
         containerd = images.containerd()
-        variables = {"BIN": f"{programs}:{containerd}/usr/bin:{containerd}/usr/sbin", "STORE": str(store / "node")}
-        software = components.of_control_plane(credentials)
-        self.control = Host(CONTROL, CONTROL_MEMORY, self.wire, {**variables, "STORE": ""}, software)
+        variables = {"BIN": f"{programs}:{containerd}/usr/bin:{containerd}/usr/sbin"}
+
+        def host(place: Place, memory: int, software: tuple[dict[str, str], dict[str, str]], store: str) -> Host:
+            own = {**variables, "STORE": store}
+            return Host(place, memory, self.wire, own, software, components.routes(place, places))
+
+        self.control = host(control, CONTROL_MEMORY, components.of_control_plane(control, credentials), "")
         self.nodes = {
-            it.name: Host(it, NODE_MEMORY, self.wire, variables, components.of_node(it, credentials)) for it in NODES
+            it.name: host(it, NODE_MEMORY, components.of_node(it, credentials), str(store / "node")) for it in places
         }
 
     def __enter__(self) -> Self:
@@ -262,18 +272,18 @@ def _node_object(place: Place) -> dict[str, object]:
     }
 
 
-def _wire(places: list[Place]) -> Namespace:
-    wire = Namespace.nameless()
+def _wire(control: Place, nodes: Sequence[Place]) -> Namespace:
+    wire, own = Namespace.nameless(), control.wire
     lines = ["link set lo up", "link add wire type bridge"]
-    lines += [f"addr add {address} dev wire {'nodad' if ':' in address else ''}" for address in WIRE.with_prefixes]
+    lines += [f"addr add {address} dev wire {'nodad' if ':' in address else ''}" for address in own.with_prefixes]
     lines.append("link set wire up")
-    for place in places:
+    for place in (control, *nodes):
         lines += [
             f"tuntap add {place.name} mode tap",
             f"link set {place.name} master wire",
             f"link set {place.name} up",
         ]
-    lines += [f"route add {route}" for route in components.routes(WIRE, NODES)]
+    lines += [f"route add {route}" for route in components.routes(own, nodes)]
     wire.ip("\n".join(lines) + "\n")
     return wire
 

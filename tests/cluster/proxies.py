@@ -2,25 +2,15 @@
 
 import json
 
-from tests.cluster.components import CONTROL
-from tests.cluster.machines import NODES, Cluster
+from tests.cluster.machines import Cluster
 from tests.lab.kubernetes import VERSION
 
 MODES = ("ipvs", "iptables")
-_POD_RANGES = "10.244.0.0/16,fd00:10:244::/56"
+_POD_RANGES = {4: "10.244.0.0/16", 6: "fd00:10:244::/56"}
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _KUBECONFIG = {
     "apiVersion": "v1",
     "kind": "Config",
-    "clusters": [
-        {
-            "name": "default",
-            "cluster": {
-                "certificate-authority": f"{_ACCOUNT}/ca.crt",
-                "server": f"https://{CONTROL.addresses[0]}:6443",
-            },
-        }
-    ],
     "contexts": [{"name": "default", "context": {"cluster": "default", "namespace": "default", "user": "default"}}],
     "current-context": "default",
     "users": [{"name": "default", "user": {"tokenFile": f"{_ACCOUNT}/token"}}],
@@ -30,7 +20,7 @@ Object = dict[str, object]
 
 def deploy(cluster: Cluster, mode: str) -> None:
     """Start kube-proxy in a mode on every node, and wait until it says that it is healthy."""
-    cluster.apply(*_kube_proxy(mode))
+    cluster.apply(*_kube_proxy(cluster, mode))
     cluster.kubectl("--namespace", "kube-system", "rollout", "status", "daemonset/kube-proxy", "--timeout=10m")
 
 
@@ -46,16 +36,18 @@ def forget(cluster: Cluster) -> None:
     cluster.kubectl("--namespace", "kube-system", "delete", kinds, "--selector", "app=kube-proxy")
 
 
-def _kube_proxy(mode: str) -> list[Object]:
+def _kube_proxy(cluster: Cluster, mode: str) -> list[Object]:
     """What `kubeadm init phase addon kube-proxy` makes."""
     configuration = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "bindAddress": "0.0.0.0",
         "clientConnection": {"kubeconfig": "/var/lib/kube-proxy/kubeconfig.conf"},
-        "clusterCIDR": _POD_RANGES,
+        "clusterCIDR": ",".join(_POD_RANGES[family] for family in cluster.control.place.families),
         "mode": mode,
     }
+    server = {"certificate-authority": f"{_ACCOUNT}/ca.crt", "server": cluster.server}
+    kubeconfig = {**_KUBECONFIG, "clusters": [{"name": "default", "cluster": server}]}
     command = ["/usr/local/bin/kube-proxy", "--config=/var/lib/kube-proxy/config.conf"]
     image = f"registry.k8s.io/kube-proxy:v{VERSION}"
     container: Object = {
@@ -66,8 +58,8 @@ def _kube_proxy(mode: str) -> list[Object]:
     return [
         _of("kube-proxy", "v1", "ServiceAccount"),
         _binding("kube-proxy", "system:node-proxier"),
-        _files("kube-proxy", {"config.conf": json.dumps(configuration), "kubeconfig.conf": json.dumps(_KUBECONFIG)}),
-        _daemon_set("kube-proxy", container),
+        _files("kube-proxy", {"config.conf": json.dumps(configuration), "kubeconfig.conf": json.dumps(kubeconfig)}),
+        _daemon_set("kube-proxy", container, len(cluster.nodes)),
     ]
 
 
@@ -88,7 +80,7 @@ def _files(name: str, files: dict[str, str]) -> Object:
     return {**_of(name, "v1", "ConfigMap"), "data": files}
 
 
-def _daemon_set(name: str, container: Object) -> Object:
+def _daemon_set(name: str, container: Object, nodes: int) -> Object:
     """Privileged pods in the network of every node, with the ConfigMap of this name at /var/lib."""
     mounts = [
         {"name": "files", "mountPath": f"/var/lib/{name}"},
@@ -116,7 +108,7 @@ def _daemon_set(name: str, container: Object) -> Object:
     }
     spec = {
         "selector": {"matchLabels": {"k8s-app": name}},
-        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": len(NODES)}},
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": nodes}},
         "template": {"metadata": {"labels": {"k8s-app": name}}, "spec": pod},
     }
     return {**_of(name, "apps/v1", "DaemonSet"), "spec": spec}

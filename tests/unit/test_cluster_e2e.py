@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.cluster.e2e_cases import NOT_RUN, why_not_run
-from tests.cluster.e2e_report import Outcome, Run, keep, kept, read, section, section_of, with_section
+from tests.cluster.e2e_report import Outcome, Run, keep, kept, last, read, section, section_of, with_section
 
 JUNIT = """<?xml version="1.0" encoding="UTF-8"?>
 <testsuites><testsuite name="Kubernetes e2e suite">
@@ -61,14 +62,27 @@ def test_the_section_takes_the_place_of_the_one_before_it() -> None:
 
 def test_the_last_run_that_had_a_case_says_what_became_of_it(tmp_path: Path) -> None:
     [work, *_] = [case for case, outcome in READ.items() if outcome.status == "failed"]
-    for run in (KROUTE, Run("kroute", "2026-11-28", "later", "Linux", {work: Outcome("passed")})):
-        keep(run, tmp_path)
+    keep(KROUTE, tmp_path / "1.json")
+    keep(Run("kroute", "2026-11-28", "later", "Linux", {work: Outcome("passed")}), tmp_path / "2.json")
+    assert last(kept(tmp_path), "kroute") == {**READ, work: Outcome("passed")}
+    assert last(kept(tmp_path), "kube-proxy nftables") == {}
     lines = section(kept(tmp_path), "1.36.2").splitlines()
     assert "| kroute | 2026-11-27 | 0123456789ab | Linux 7.3.4 (built) | 1 | 1 | 1 |" in lines
     assert "| kroute | 2026-11-28 | later | Linux | 1 | 0 | 0 |" in lines
     assert "| sig-network: Services should work | passed |" in lines
     again = section([*kept(tmp_path), Run("kroute", "2026-11-29", "last", "Linux", READ)], "1.36.2")
     assert "later" not in again
+
+
+def test_portions_of_a_run_are_one_row() -> None:
+    other = msgspec.structs.replace(KROUTE, cases={"[sig-network] Services new": Outcome("passed")})
+    lines = section([KROUTE, other], "1.36.2").splitlines()
+    assert "| kroute | 2026-11-27 | 0123456789ab | Linux 7.3.4 (built) | 2 | 2 | 1 |" in lines
+
+
+def test_a_case_of_both_families_is_not_run_on_a_cluster_with_one() -> None:
+    case = "[sig-network] [Feature:IPv6DualStack] should create service with ipv6 cluster ip"
+    assert (why_not_run(case), why_not_run(case, (6,))) == ("", "needs both families")
 
 
 @pytest.mark.parametrize(
