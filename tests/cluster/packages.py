@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.lab.places import cache
 
-KEPT = 4
+KEPT = 12
 """Trees of one name: as many clones may use the cache at once."""
 _ONLY_DEPENDS = [f"--no-{kind}" for kind in ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"]]
 
