@@ -15,7 +15,7 @@ from kroute.base.backoff import Backoff, exhaustion
 from kroute.base.wording import in_words
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.authentication import load_credentials
-from kroute.watchers.kubernetes.authentication.configuration import Configuration, Credentials, context_for, fingerprint
+from kroute.watchers.kubernetes.authentication.configuration import Configuration, Credentials, Pem, context_for
 from kroute.watchers.kubernetes.decoding import LineBuffer
 from kroute.watchers.kubernetes.errors import (
     AnswerTooLongError,
@@ -445,9 +445,19 @@ async def _read(response: Answer, longest: int) -> bytes:
 
 
 def _tls_settings(configuration: Configuration) -> tuple[object, ...]:
-    """What a client is made with: another one is needed when it differs."""
-    files = (fingerprint(pem) for pem in configuration.pems)
-    return *files, msgspec.structs.replace(configuration, headers={})
+    """What a client is made with: another one is needed when it differs.
+
+    With each new token the kubelet also writes the authority's file again: what is in it counts, and not its age.
+    """
+    return *map(_content, configuration.pems), msgspec.structs.replace(configuration, headers={})
+
+
+def _content(pem: Pem | None) -> bytes | None:
+    """What is in a file; None if there is no file, or it cannot be read."""
+    try:
+        return pem.read_bytes() if isinstance(pem, Path) else None
+    except (OSError, ValueError):  # ValueError: NUL in its name
+        return None
 
 
 def _what(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from kroute.watchers.kubernetes.authentication import service_account
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError, UnreachableError
 from kroute.watchers.kubernetes.http.connection import READ_AHEAD
 from tests.apiserver import ApiServer
-from tests.unit.watching import eventually, service
+from tests.unit.watching import eventually, node, service
 from tests.virtual_time import virtual
 
 NODES = "/api/v1/nodes"
@@ -140,6 +140,25 @@ class TestCertificates:
                 await api.get(NODES)
             authority.write_bytes(new[0].read_bytes())
             await api.get(NODES)
+
+    async def test_an_authority_that_is_written_again_as_it_was_ends_no_watch(self, tmp_path: Path) -> None:
+        """The kubelet does so with each new token: its volumes are replaced as a whole (AtomicWriter)."""
+        certificate, key = make_certificate(tmp_path, "cluster")
+        authority, again = tmp_path / "ca.crt", tmp_path / "again"
+        authority.write_bytes(certificate.read_bytes())
+        async with tls_server(certificate, key) as server:
+            self.trust(server, tmp_path / "config", authority)
+            async with await Api.open(settings(kubeconfig=tmp_path / "config")) as api:
+                watch = api.stream(NODES, {"watch": "true", "resourceVersion": "0"})
+                server.apply(node("node1"))
+                await anext(watch)
+                again.write_bytes(authority.read_bytes())
+                again.replace(authority)
+                await api.get(NODES)
+                server.apply(node("node2"))
+                [line] = await anext(watch)
+                assert b"node2" in line
+                await watch.aclose()
 
     async def test_a_pod_uses_its_service_account(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         certificate, key = make_certificate(tmp_path, "cluster")
