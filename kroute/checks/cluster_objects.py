@@ -166,10 +166,11 @@ class _DaemonSetSpec(msgspec.Struct):
 
 class _DaemonSetStatus(msgspec.Struct, rename="camel"):
     desired_number_scheduled: int = 0
+    current_number_scheduled: int = 0
 
 
 class DaemonSet(Object):
-    """A DaemonSet. `status` says on how many nodes its pods should be."""
+    """A DaemonSet. `status` says on how many nodes its pods should be, and on how many of these they are."""
 
     spec: _DaemonSetSpec = msgspec.field(default_factory=_DaemonSetSpec)
     status: _DaemonSetStatus = msgspec.field(default_factory=_DaemonSetStatus)

@@ -84,7 +84,7 @@ def node(name: str, real_servers: int, *differences: str) -> FleetNode:
     return FleetNode(name, f"kroute-{name}", "pods/exec", status, "", list(differences))
 
 
-FLEET = Fleet([node("node1", 71), node("node2", 71), node("node3", 70, MISSED)])
+FLEET = Fleet([node("node1", 71), node("node2", 71), node("node3", 70, MISSED)], [])
 
 SHOWN: dict[tuple[str, str], tuple[Any, Callable[[Any, Screen], None]]] = {
     ("operate.md", "# kroute status"): (STATUS, print_status),

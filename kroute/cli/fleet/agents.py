@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from kroute.checks.cluster_objects import ClusterPod, Container, PodSpec
+from kroute.checks.cluster_objects import ClusterPod, Container, DaemonSet, List, PodSpec
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
 from kroute.inspect.shared_state import SharedState
 from kroute.inspect.status import Status
@@ -57,6 +57,28 @@ async def find(kubectl: Kubectl, namespace: str) -> list[AgentPod]:
     names = {name for _, container in agents for name in container.config_maps}
     maps = dict(await asyncio.gather(*(_config_map(kubectl, namespace, name) for name in sorted(names))))
     return sorted(_pod(pod, container, maps) for pod, container in agents)
+
+
+async def without_pod(kubectl: Kubectl, namespace: str) -> list[str]:
+    """A sentence for each DaemonSet of agents that has no pod on some node, as where a quota refuses it.
+
+    Empty also if the DaemonSets may not be read.
+    """
+    try:
+        answer = await kubectl.get(
+            f"/apis/apps/v1/namespaces/{quote(namespace)}/daemonsets?labelSelector={quote(LABELS)}"
+        )
+        daemon_sets = msgspec.json.decode(answer, type=List[DaemonSet]).items or ()
+    except (KubectlError, msgspec.DecodeError):
+        return []
+    sentences = []
+    for daemon_set in daemon_sets:
+        name, wanted = daemon_set.metadata.name, daemon_set.status.desired_number_scheduled
+        lacking = wanted - daemon_set.status.current_number_scheduled
+        if lacking > 0 and _agent_of(daemon_set.pod) is not None:
+            next_step = f"`kubectl -n {namespace} describe daemonset {name}` says why"
+            sentences.append(f"{lacking} of {wanted} nodes without a pod of DaemonSet {name}: {next_step}")
+    return sentences
 
 
 class _Pod(ClusterPod, kw_only=True):

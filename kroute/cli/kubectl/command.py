@@ -13,7 +13,7 @@ from click.shell_completion import ShellComplete
 from kroute import __version__
 from kroute.base.printable import printable
 from kroute.base.wording import with_path
-from kroute.cli.fleet.agents import NAMESPACE, AgentPod, FleetNode, ask_all_status, find, run
+from kroute.cli.fleet.agents import NAMESPACE, AgentPod, FleetNode, ask_all_status, find, run, without_pod
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
 from kroute.cli.fleet.survey import survey
 from kroute.cli.kubectl import printing
@@ -155,7 +155,8 @@ def plugin(context: click.Context) -> None:
 @cluster_options
 def status(*, output: str, **options: Any) -> int:
     """Show for each node what it serves, what is wrong there, and in what it differs from the others."""
-    return _answered(options, lambda kubectl, pods: _status(kubectl, pods, output))
+    of_all = options["node"] == EVERY_NODE
+    return _answered(options, lambda kubectl, pods: _status(kubectl, pods, output, of_all=of_all))
 
 
 @plugin.command()
@@ -319,11 +320,15 @@ def _answered(
         return asyncio.run(find_and_act())
 
 
-async def _status(kubectl: Kubectl, pods: Sequence[AgentPod], how: str) -> int:
-    """Print the status of every node. All is right if each answers, has no problem, and differs from no other."""
-    fleet = printing.Fleet(await survey(kubectl, pods))
+async def _status(kubectl: Kubectl, pods: Sequence[AgentPod], how: str, *, of_all: bool) -> int:
+    """Print the status of every node. All is right if each answers, has no problem, and differs from no other.
+
+    `of_all`: the pods are those of all nodes, of which some may have none.
+    """
+    lacking = await without_pod(kubectl, pods[0].namespace) if of_all else []
+    fleet = printing.Fleet(await survey(kubectl, pods), lacking)
     show(fleet, how, printing.print_fleet)
-    return FAILURE if fleet.names() else DONE
+    return FAILURE if fleet.names() or fleet.without_pod else DONE
 
 
 async def _run(kubectl: Kubectl, pods: Sequence[AgentPod], words: Sequence[str], how: str) -> int:

@@ -23,11 +23,12 @@ _WIDE = ("Pending", "Last resync", "Asked by", "Pod")
 
 
 class Fleet(Document):
-    """The status of every node that was asked."""
+    """The status of every node that was asked. `withoutPod` has a sentence if other nodes should have an agent, too."""
 
     kind: ClassVar[str] = "NodeStatusList"
 
     items: list[FleetNode]
+    without_pod: list[str]
 
     def names(self) -> list[str]:
         """The nodes that do not answer, have problems, or differ."""
@@ -129,6 +130,8 @@ def print_fleet(fleet: Fleet, screen: Screen) -> None:
     for node in fleet.items:
         if node.error:
             screen.line(f"NO ANSWER  {node.node}: {node.error}", hang=11, fg="red")
+    for sentence in fleet.without_pod:
+        screen.line(f"NO POD     {sentence}", hang=11, fg="red")
     for node in fleet.items:
         for difference in node.differences:
             screen.line(f"DIFFERS    {node.node}: {difference}", hang=11, fg="yellow")

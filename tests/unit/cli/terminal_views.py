@@ -180,7 +180,8 @@ FLEET = Fleet(
         FleetNode("node1", "kroute-abcde", "pods/exec", STATUS, "", []),
         FleetNode("node2", "kroute-fghij", "pods/proxy", STATUS, "", ["version 1.2.2, others have 1.2.3"]),
         FleetNode("node3", "kroute-klmno", "", None, "no answer within 15 s", []),
-    ]
+    ],
+    ["1 of 4 nodes without a pod of DaemonSet kroute: `kubectl -n kube-system describe daemonset kroute` says why"],
 )
 
 TOTALS = [

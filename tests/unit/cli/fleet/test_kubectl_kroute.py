@@ -98,6 +98,32 @@ async def test_a_node_that_does_not_answer_costs_only_itself(
     assert 'cannot create resource "pods/exec"' in items["node2"]["error"]
 
 
+async def test_nodes_that_have_no_pod_are_counted_with_where_the_reason_is(
+    nodes: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await nodes.node("node1", port_is_open=True)
+    container = {"name": "kroute", "command": ["kroute", "run"]}
+    daemon_set = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "kroute", "namespace": "kube-system", "labels": {"app.kubernetes.io/name": "kroute"}},
+        "spec": {"template": {"spec": {"containers": [container]}}},
+        "status": {"desiredNumberScheduled": 3, "currentNumberScheduled": 1},
+    }
+    nodes.api.apply(daemon_set)
+    assert await run(nodes, "status") == FAILURE
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("NO POD")]
+    assert "2 of 3 nodes without a pod of DaemonSet kroute" in line
+    assert "kubectl -n kube-system describe daemonset kroute" in line
+    assert await run(nodes, "status", "--node", "node1") == DONE
+    nodes.api.access.forbid("list", "daemonsets")
+    assert await run(nodes, "status") == DONE
+    daemon_set["status"] = {"desiredNumberScheduled": 1, "currentNumberScheduled": 1}
+    nodes.api.access.allow_all()
+    nodes.api.apply(daemon_set)
+    assert await run(nodes, "status") == DONE
+
+
 async def test_a_node_without_an_agent_says_what_its_kernel_has_and_one_node_may_be_named(
     nodes: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
