@@ -209,7 +209,7 @@ class Agent:
                     await self._changed.wait()
             self._changed.clear()
             while self._catalog.ready and self._catalog.has_marked:
-                plans = self._catalog.commit(SLICE, WORK)
+                plans = self._catalog.plan_marked(SLICE, WORK)
                 self._publish(plans)
                 self._gc_tuning.made(len(plans))
                 await asyncio.sleep(0)

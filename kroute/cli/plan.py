@@ -46,7 +46,7 @@ async def plans_of(settings: Settings) -> list[Plan]:
     catalog.set_interfaces(interfaces)
     catalog.take(await initial_sync(settings))
     catalog.set_api(await api_facts(settings))
-    return catalog.commit()
+    return catalog.plan_marked()
 
 
 async def changes_of(settings: Settings) -> PlannedChanges:

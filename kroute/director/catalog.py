@@ -79,7 +79,7 @@ class DirectorCatalog(ServiceCatalog):
         """Store what is known now about the director's own machine."""
         if machine != self._machine:
             self._machine = machine
-            self.mark(*self.owners.with_external_ips())
+            self.mark_renewing_claims(self.owners.with_external_ips())
 
     def set_failing(self, failing: Collection[Probe]) -> bool:
         """Store the probes that fail now. Marks the Services whose plans depend on a probe that has changed.
@@ -89,18 +89,18 @@ class DirectorCatalog(ServiceCatalog):
         changed = set(self._failing) ^ set(failing)
         self._failing = failing
         affected = [key for probe in changed for key in self._asking.get(probe, ())]
-        self.mark_with_claims(affected)
+        self.mark_keeping_claims(affected)
         return bool(affected)
 
-    def commit(self) -> list[ServicePlan]:
+    def plan_marked(self) -> list[ServicePlan]:
         """Plan what is marked.
 
         Returns the plans that differ from the previous ones; none before the initial sync is complete.
         """
-        return finish(self.committing())
+        return finish(self.planning_marked())
 
-    def committing(self) -> Steps[list[ServicePlan]]:
-        """As `commit`, in steps: with many Nodes and ports, one Service takes long.
+    def planning_marked(self) -> Steps[list[ServicePlan]]:
+        """As `plan_marked`, in steps: with many Nodes and ports, one Service takes long.
 
         Changes that arrive between two steps are planned with the next call, as if they had come later.
         """
@@ -109,7 +109,7 @@ class DirectorCatalog(ServiceCatalog):
         if self._have_nodes_changed:
             self._have_nodes_changed = False
             self._taking_traffic = TakingTraffic(self._nodes.values())
-            self.mark_with_claims(self.owners.with_external_ips())
+            self.mark_keeping_claims(self.owners.with_external_ips())
         batch = Batch[ObjectKey, Frontends | None, ServicePlan]((yield from self._taking_marked()))
         while not batch.advance(meter := Meter(UNITS_A_STEP), self._planning):
             yield meter.spent
@@ -130,9 +130,9 @@ class DirectorCatalog(ServiceCatalog):
             self.marked[key] = False
             frontends, moved = self.renew_claims(key)
             due[key] = frontends
-            self.mark_with_claims(moved)
+            self.mark_keeping_claims(moved)
             yield 1 + (len(frontends.served) if frontends is not None else 0)
-        self.mark_with_claims(self.claims.take_losers())
+        self.mark_keeping_claims(self.claims.take_losers())
         due |= {key: None for key in self.marked if key not in due or self.marked[key]}
         self.marked = {key: True for key, renews_claims in self.marked.items() if renews_claims}
         return due

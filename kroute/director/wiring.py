@@ -196,7 +196,7 @@ class Director:
                 loop.call_at(verdicts_from, self._changed.set)
             elif (published or are_all_checked) and self._catalog.set_failing(self._probes.failing) and published:
                 verdicts_from = math.inf
-            plans = await in_turns(self._catalog.committing())
+            plans = await in_turns(self._catalog.planning_marked())
             self._probes.want(self._catalog.take_asked())
             if verdicts_from == math.inf:
                 took = loop.time() - began

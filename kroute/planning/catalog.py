@@ -1,7 +1,7 @@
 """Join Services with their slices and the node, and plan again the Services that a change affects.
 
-`take` and `set_node` store objects and facts, and mark the affected Services. `commit` plans the marked Services, or a
-limited number of them. Each affected Service is planned once, however many changes come between two commits. Nothing
+`take` and `set_node` store objects and facts, and mark the affected Services. `plan_marked` plans the marked Services,
+or a limited number of them. Each affected Service is planned once, however many changes come between two calls. Nothing
 here awaits, and only one thread uses it. Only the fields that planning reads are kept, and equal parts are shared.
 """
 
@@ -105,23 +105,23 @@ class Catalog(ServiceCatalog):
         self._own.is_marked = True
         families = changed_families(before, node)
         if before.node_port_addresses != node.node_port_addresses:
-            self.mark(*[key for key, known in self.services.items() if has_node_ports(known.service)])
+            self.mark_renewing_claims(key for key, known in self.services.items() if has_node_ports(known.service))
         for family in families:
-            self.mark(*[key for key, known in self.services.items() if has_family(known.service, family)])
+            self.mark_renewing_claims(key for key, known in self.services.items() if has_family(known.service, family))
         if families or (before.pod_cidrs, before.service_ranges) != (node.pod_cidrs, node.service_ranges):
-            self.mark(*self.owners.with_external_ips())  # their family may differ from the ClusterIPs'
-        self.mark(*self.owners.naming((before.own ^ node.own) | (before.needed ^ node.needed)))
-        self.mark(*self.owners.having((before.own ^ node.own) | (before.of_kernel ^ node.of_kernel)))
+            self.mark_renewing_claims(self.owners.with_external_ips())  # their family may differ from the ClusterIPs'
+        self.mark_renewing_claims(self.owners.naming((before.own ^ node.own) | (before.needed ^ node.needed)))
+        self.mark_renewing_claims(self.owners.having((before.own ^ node.own) | (before.of_kernel ^ node.of_kernel)))
         if before.zone != node.zone:
-            self.mark_with_claims(self.slices.with_hints())
+            self.mark_keeping_claims(self.slices.with_hints())
 
-    def commit(self, limit: int | None = None, work: int | None = None) -> list[Plan]:
+    def plan_marked(self, limit: int | None = None, work: int | None = None) -> list[Plan]:
         """Plan what is marked.
 
         Returns the plans that differ from the previous ones; a deleted Service gets an empty plan.
 
         The node's plan comes first. With a `limit`, only that many Services are planned, the ones that have waited
-        longest; `has_marked` says whether more are left. Services between which an address moves are committed
+        longest; `has_marked` says whether more are left. Services between which an address moves are planned
         together, beyond the limit if need be, so that no controller sees the address without an owner. With `work`,
         planning stops after about that many units (virtual servers, real servers, set entries), and the next call
         continues; the plans of the Services are returned when all of them are made.
@@ -132,7 +132,7 @@ class Catalog(ServiceCatalog):
         if not self.ready:
             return []
         if self._weights.has_affected:
-            self.mark_with_claims(self._weights.take_affected(self.slices.by_service))
+            self.mark_keeping_claims(self._weights.take_affected(self.slices.by_service))
         meter = Meter(work)
         plans: list[Plan] = []
         if self._own.is_marked and (own := self._own.newest_plan(self.generation + 1)) is not None:

@@ -91,7 +91,7 @@ class ServiceCatalog(ABC):
 
     def place_node(self, key: ObjectKey, node: Node | None) -> None:
         """Store what planning needs of a Node, and mark all that this affects; None: it was deleted."""
-        self.mark(*self.owners.place_node(key.name, node))
+        self.mark_renewing_claims(self.owners.place_node(key.name, node))
 
     def place_pod(self, key: ObjectKey, pod: Pod | None) -> None:  # noqa: B027  not every catalog needs Pods
         """Store what planning needs of a Pod; None: it was deleted."""
@@ -102,24 +102,24 @@ class ServiceCatalog(ABC):
             self.services[key] = KnownService(interned(service))
         elif self.services.pop(key, None) is None:
             return
-        self.mark(key, *self.owners.place_service(key, service))
+        self.mark_renewing_claims([key, *self.owners.place_service(key, service)])
 
     def place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
         """Put a slice under the Service that it names, and mark all that this affects; None: it was deleted."""
         for service in self.slices.place(key, piece):
             if service == API_SERVER:
-                self.mark(*self.owners.place_api_servers(addresses_of(self.slices.of(service))))
-            self.mark_with_claims([service])
+                self.mark_renewing_claims(self.owners.place_api_servers(addresses_of(self.slices.of(service))))
+            self.mark_keeping_claims([service])
 
-    def mark(self, *keys: ObjectKey) -> None:
+    def mark_renewing_claims(self, keys: Iterable[ObjectKey]) -> None:
         """Mark these Services to be planned, with claims that may have changed."""
         for key in keys:
             self.marked[key] = True
 
-    def mark_with_claims(self, services: Iterable[ObjectKey]) -> None:
-        """Mark Services to be planned, with the claims that they have."""
-        for service in services:
-            self.marked.setdefault(service, False)
+    def mark_keeping_claims(self, keys: Iterable[ObjectKey]) -> None:
+        """Mark these Services to be planned, with the claims that they have."""
+        for key in keys:
+            self.marked.setdefault(key, False)
 
     def renew_claims(self, key: ObjectKey) -> tuple[Frontends | None, set[ObjectKey]]:
         """Renew the claims of a Service. Returns its frontends, and the Services that an address moves to or from."""

@@ -47,7 +47,7 @@ def observed() -> Observed:
     """An agent that serves these Services, and the kernel of its node."""
     made = Observed(firewall="nftables")
     made.catalog.take([Applied(node(("InternalIP", "192.168.123.250"))), *_objects(), *LISTED])
-    made.broadcaster.publish(made.catalog.commit())
+    made.broadcaster.publish(made.catalog.plan_marked())
     for queue in made.queues:
         queue.take()
     for plan in made.broadcaster.services.values():

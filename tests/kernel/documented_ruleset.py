@@ -217,7 +217,7 @@ async def printed() -> str:
     """Return what nft prints of the table of IPv4, after an agent's first write, in this network namespace."""
     catalog = Catalog(SETTINGS, NODE)
     catalog.take([*map(Applied, OBJECTS), *LISTED])
-    entries = [entry for plan in catalog.commit() for entry in plan.set_entries]
+    entries = [entry for plan in catalog.plan_marked() for entry in plan.set_entries]
     async with Nftables() as nftables:
         firewall = NftablesFirewall(SETTINGS, nftables)
         await firewall.ensure_sets()

@@ -21,7 +21,7 @@ def planned_virtual_servers() -> dict[VirtualServerKey, RecordedServer]:
             it.persistence.timeout if it.persistence else 0,
             {(real.address, real.port): real.weight for real in it.real_servers},
         )
-        for plan in catalog.commit()
+        for plan in catalog.plan_marked()
         if isinstance(plan, ServicePlan)
         for it in plan.virtual_servers
     }

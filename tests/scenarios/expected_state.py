@@ -28,7 +28,7 @@ def full_plans(items: Iterable[Object], node: "cluster.Node", settings: Settings
     catalog = Catalog(settings, node_facts(settings, None, NodeInterfaces(_own_addresses(node))))
     catalog.take(Applied(msgspec.convert(item, KINDS[item["kind"]])) for item in items)
     catalog.take(Listed(kind) for kind in KINDS.values())
-    return catalog.commit()
+    return catalog.plan_marked()
 
 
 def faults(node: "cluster.Node", plans: Iterable[Plan]) -> list[str]:

@@ -71,7 +71,7 @@ class SmallAgent:
         self.changes.read(changes)
         self.catalog.take(changes)
         while self.catalog.has_marked:
-            plans = self.catalog.commit(64, 4000)
+            plans = self.catalog.plan_marked(64, 4000)
             if self.broadcaster.has_started:
                 self.changes.published(plans)
             self.broadcaster.publish(plans, more=self.catalog.has_marked)

@@ -90,7 +90,7 @@ def looks(count: int) -> int:
     item = with_node_ports(count)
     ports = Ports(item.spec.ports or ())
     spec = msgspec.structs.replace(item.spec, ports=ports)
-    catalog(msgspec.structs.replace(item, spec=spec), *nodes(10)).commit()
+    catalog(msgspec.structs.replace(item, spec=spec), *nodes(10)).plan_marked()
     return ports.looks
 
 
@@ -106,7 +106,7 @@ class TestSteps:
     @pytest.mark.usefixtures("_no_collection")
     def test_no_step_is_long_however_many_ports_and_nodes_there_are(self) -> None:
         made = catalog(LARGE, *nodes(40))
-        steps = made.committing()
+        steps = made.planning_marked()
         units, times = [], []
         while True:
             began = time.process_time()
@@ -142,7 +142,7 @@ class TestSteps:
 
         def counted() -> Steps[list[ServicePlan]]:
             nonlocal turns
-            steps = made.committing()
+            steps = made.planning_marked()
             while True:
                 try:
                     yield next(steps)
@@ -160,25 +160,25 @@ class TestSteps:
         with_external_ips = made.owners.with_external_ips
         monkeypatch.setattr(made.owners, "with_external_ips", lambda: asked.append(1) or with_external_ips())
         made.take([Applied(it) for it in nodes(300)])
-        assert size(only(made.commit())) == 50_000 // 300 * 300
+        assert size(only(made.plan_marked())) == 50_000 // 300 * 300
         assert len(asked) == 1
 
     def test_what_comes_between_two_steps_disturbs_none(self) -> None:
         pieces = [endpoint_slice(f"web-{number}", f"10.244.1.{number}") for number in range(1, 5)]
         large = service("web", external_ips=[VIP], ports=numbered(300), external_traffic_policy="Local")
         made = catalog(large, *pieces[:2], *nodes(20))
-        steps = made.committing()
+        steps = made.planning_marked()
         others = iter((*pieces[2:], *nodes(30), service("other", external_ips=["198.51.100.2"])))
         for _ in steps:
             made.take([Applied(it) for it in itertools.islice(others, 20)])
         assert next(others, None) is None
-        assert {plan.key.name for plan in made.commit()} == {"other"}
-        assert len(made.commit()) == 0
+        assert {plan.key.name for plan in made.plan_marked()} == {"other"}
+        assert len(made.plan_marked()) == 0
 
 
 class TestBackends:
     def test_nodes_times_virtual_servers_are_bounded_and_said(self) -> None:
-        plan = only(catalog(LARGE, *nodes(100)).commit())
+        plan = only(catalog(LARGE, *nodes(100)).plan_marked())
         assert size(plan) == 50_000
         assert [it.reason for it in plan.problems] == ["TooManyBackends"]
         assert plan.problems[0].subject.startswith("50000 ")
@@ -186,7 +186,7 @@ class TestBackends:
 
     def test_the_first_ports_are_served_and_a_vip_of_which_no_port_is_is_not_bound(self) -> None:
         item = service("web", external_ips=[VIP, "198.51.100.2"], ports=numbered(3))
-        plan = only(catalog(item, *nodes(10), max_backends=25).commit())
+        plan = only(catalog(item, *nodes(10), max_backends=25).plan_marked())
         assert [str(it.key) for it in plan.virtual_servers] == [f"TCP {VIP}:{number}" for number in (1, 2)]
         assert [it.address for it in plan.vips] == [VIP]
         assert plan.problems[0].subject.startswith("40 ")
@@ -194,25 +194,25 @@ class TestBackends:
     def test_endpoints_are_not_counted_as_real_servers(self) -> None:
         addresses = [f"10.244.1.{number}" for number in range(1, 100)]
         item = service("web", external_ips=[VIP])
-        plan = only(catalog(item, endpoint_slice("web-1", *addresses), *nodes(10), max_backends=10).commit())
+        plan = only(catalog(item, endpoint_slice("web-1", *addresses), *nodes(10), max_backends=10).plan_marked())
         assert (size(plan), plan.problems) == (10, ())
 
     @pytest.mark.parametrize("annotations", [{"kroute.io/local": "true"}, {"kroute.io/director-weight": "endpoints"}])
     def test_endpoints_that_are_looked_at_are_bounded(self, annotations: dict[str, str]) -> None:
         addresses = [f"10.244.1.{number}" for number in range(1, 100)]
         item = service("web", external_ips=[VIP], annotations=annotations)
-        plan = only(catalog(item, endpoint_slice("web-1", *addresses), *nodes(10), max_backends=20).commit())
+        plan = only(catalog(item, endpoint_slice("web-1", *addresses), *nodes(10), max_backends=20).plan_marked())
         assert plan.problems[0].subject.startswith("79 ")
 
 
 class TestChecks:
     def test_without_node_ports_one_of_a_node_is_enough(self) -> None:
         made = catalog(LARGE, *nodes(40))
-        made.commit()
+        made.plan_marked()
         assert {(it.kind, it.port) for it in made.probes} == {(ProbeKind.REACH, 1)}
         assert len(made.probes) == 40
         made.set_failing({Probe(ProbeKind.REACH, "192.168.0.1", 1)})
-        plan = only(made.commit())
+        plan = only(made.plan_marked())
         assert all(
             {it.address for it in each.real_servers if not it.weight} == {"192.168.0.1"}
             for each in plan.virtual_servers
@@ -223,12 +223,12 @@ class TestChecks:
         self, ports: int, count: int, checks: int
     ) -> None:
         made = catalog(with_node_ports(ports), *nodes(count))
-        made.commit()
+        made.plan_marked()
         assert len(made.probes) == checks
 
     def test_a_port_without_a_check_fails_on_a_node_that_fails_all_of_the_services_checks(self) -> None:
         made = catalog(with_node_ports(600), *nodes(2))
-        made.commit()
+        made.plan_marked()
         of_first = {it for it in made.probes if it.address == "192.168.0.1"}
         assert len(of_first) == 500
 
@@ -237,18 +237,18 @@ class TestChecks:
             return {each.key.port for each in plan.virtual_servers if not each.real_servers[0].weight}
 
         made.set_failing(of_first - {Probe(ProbeKind.CONNECT, "192.168.0.1", 30007)})
-        made.commit()
+        made.plan_marked()
         assert drained() == {*range(80, 580)} - {87}
         made.set_failing(of_first)
-        made.commit()
+        made.plan_marked()
         assert drained() == {*range(80, 680)}
 
     def test_udp_ports_have_none(self) -> None:
         item = service("web", external_ips=[VIP], ports=[port(53, protocol="UDP"), port(54, "b")])
         made = catalog(item, *nodes(1))
-        made.commit()
+        made.plan_marked()
         made.set_failing(set(made.probes))
-        plan = only(made.commit())
+        plan = only(made.plan_marked())
         assert {it.key.protocol: it.real_servers[0].weight for it in plan.virtual_servers} == {
             Protocol.TCP: 0,
             Protocol.UDP: 1,
@@ -259,13 +259,13 @@ class TestChecks:
             service(name, external_ips=[f"198.51.100.{last}"], namespace=name) for last, name in enumerate("ab", 1)
         )
         made = catalog(one, two, *nodes(3))
-        made.commit()
+        made.plan_marked()
         assert set(made.take_asked().values()) == {frozenset({"a", "b"})}
         made.take([Applied(service("a", external_ips=[], namespace="a"))])
-        made.commit()
+        made.plan_marked()
         assert set(made.take_asked().values()) == {frozenset({"b"})}
         made.take([Applied(service("b", external_ips=[], namespace="b"))])
-        made.commit()
+        made.plan_marked()
         assert made.take_asked() == dict.fromkeys(
             [Probe(ProbeKind.REACH, f"192.168.0.{last}", 80) for last in (1, 2, 3)], frozenset()
         )

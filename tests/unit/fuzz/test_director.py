@@ -42,7 +42,7 @@ def catalog_with_victims() -> DirectorCatalog:
         settings(scheduler="wrr", max_virtual_servers=MOST_SERVERS, max_backends=MOST_BACKENDS), NodeFacts("")
     )
     made.take([*map(Applied, [*NODES, *VICTIMS]), *map(Listed, (Service, EndpointSlice, Node))])
-    made.commit()
+    made.plan_marked()
     return made
 
 
@@ -50,9 +50,9 @@ def plans_of(catalog: DirectorCatalog) -> dict[str, ServicePlan]:
     return {plan.key.name: plan for plan in catalog.current if plan.key in {ObjectKey("default", it) for it in NAMES}}
 
 
-def commit(catalog: DirectorCatalog) -> list[ServicePlan]:
-    """The plans of a commit in which no step is long."""
-    steps = catalog.committing()
+def plan_in_steps(catalog: DirectorCatalog) -> list[ServicePlan]:
+    """The plans of what is marked, made in steps none of which is long."""
+    steps = catalog.planning_marked()
     while True:
         try:
             assert next(steps) <= LONGEST_STEP
@@ -70,7 +70,7 @@ def test_victims_keep_their_plans_and_everything_is_bounded(items: list[Kubernet
             continue  # a Node that is ready is a real server of all, as it should be
         catalog.take([Applied(item)])
         for _ in range(2):
-            for plan in commit(catalog):
+            for plan in plan_in_steps(catalog):
                 assert plan.key.namespace == ATTACKERS
                 assert len(plan.virtual_servers) <= MOST_SERVERS
                 assert sum(len(server.real_servers) for server in plan.virtual_servers) <= MOST_BACKENDS
@@ -87,12 +87,12 @@ def test_a_catalog_that_has_seen_changes_plans_as_one_that_lists(items: list[Kub
     catalog = catalog_with_victims()
     for item in items:
         catalog.take([Applied(item)])
-        commit(catalog)
+        plan_in_steps(catalog)
     newest = list({(type(item), item.key): item for item in items}.values())
     order.shuffle(newest)  # type: ignore[attr-defined]
     other = catalog_with_victims()
     other.take(map(Applied, newest))
-    commit(other)
+    plan_in_steps(other)
     found, expected = ({plan.key: plan for plan in each.current} for each in (catalog, other))
     assert found.keys() == expected.keys()
     assert all(plan.same_as(expected[key]) for key, plan in found.items())

@@ -47,7 +47,7 @@ def catalog_with_victims() -> Catalog:
         count(0.0, PAUSE).__next__,
     )
     catalog.take([*map(Applied, VICTIMS), *LISTED_WITH_PODS])
-    catalog.commit()
+    catalog.plan_marked()
     return catalog
 
 
@@ -74,7 +74,7 @@ def test_victims_keep_their_plans_and_everything_is_bounded(items: list[Kubernet
     for item in items:
         catalog.take([Applied(item)])
         while catalog.has_marked:
-            for plan in catalog.commit(64, WORK):
+            for plan in catalog.plan_marked(64, WORK):
                 if isinstance(plan, ServicePlan):
                     assert plan.key.namespace == ATTACKERS
                     assert_bounded(plan)
@@ -84,7 +84,7 @@ def test_victims_keep_their_plans_and_everything_is_bounded(items: list[Kubernet
     if deletes:
         catalog.take([Deleted(type(item), item.key) for item in items])
         while catalog.has_marked:
-            catalog.commit(64, WORK)
+            catalog.plan_marked(64, WORK)
         assert catalog.plans.keys() == {ObjectKey("default", name) for name in NAMES}
         assert plans_of(catalog) == before
 
@@ -96,12 +96,12 @@ def test_no_piece_of_planning_is_long(items: list[KubernetesObject]) -> None:
     catalog.take(map(Applied, items))
     with patch("kroute.planning.catalog.Meter", CountedMeter):
         while catalog.has_marked:
-            catalog.commit(64, WORK)
+            catalog.plan_marked(64, WORK)
             assert CountedMeter.newest.spent <= LONGEST_PIECE
 
 
 class CountedMeter(Meter):
-    """Makes the meter of the newest commit available."""
+    """Makes the meter of the newest call of `plan_marked` available."""
 
     newest: "CountedMeter"
 
@@ -121,7 +121,7 @@ def test_what_is_kept_does_not_depend_on_the_order(items: list[KubernetesObject]
         catalog = catalog_with_victims()
         catalog.take(map(Applied, sequence))
         while catalog.has_marked:
-            catalog.commit(64, WORK if sequence is other else NO_BOUND)
+            catalog.plan_marked(64, WORK if sequence is other else NO_BOUND)
         found.append(catalog.plans)
     one, two = found
     assert one.keys() == two.keys()
@@ -138,7 +138,7 @@ def director_with_victim() -> DirectorCatalog:
     victim = service("victim", "10.96.0.20", created=OLD, external_ips=["198.51.100.20"], ports=[port(80)])
     near = node(("InternalIP", "192.168.123.251"), name="node1", ready=True)
     catalog.take([*map(Applied, (victim, VICTIMS[2], near)), *LISTED])
-    catalog.commit()
+    catalog.plan_marked()
     return catalog
 
 
@@ -152,12 +152,12 @@ def test_a_director_keeps_the_plans_of_victims(items: list[KubernetesObject], da
         if isinstance(item, Pod):  # a director watches none
             continue
         catalog.take([Applied(item)])
-        catalog.commit()
+        catalog.plan_marked()
         others = sorted(it for it in catalog.probes if it.address != real_server.address)
         catalog.set_failing(
             frozenset(data.draw(st.sets(st.sampled_from(others), max_size=3))) if others else frozenset()
         )
-        for plan in catalog.commit():
+        for plan in catalog.plan_marked():
             assert len(plan.virtual_servers) <= MOST_SERVERS
             assert all(0 <= it.weight <= MAX_WEIGHT for each in plan.virtual_servers for it in each.real_servers)
     plans = {plan.key: plan for plan in catalog.current}
@@ -165,6 +165,6 @@ def test_a_director_keeps_the_plans_of_victims(items: list[KubernetesObject], da
     assert real_server in kept.real_servers
     assert kept.key == server.key
     catalog.take([Deleted(type(item), item.key) for item in items if not isinstance(item, Pod)])
-    catalog.commit()
+    catalog.plan_marked()
     [after] = catalog.current
     assert after.same_as(before)

@@ -71,7 +71,7 @@ class FakeLookup:
 async def node(tmp_path, monkeypatch: pytest.MonkeyPatch) -> FakeNode:
     """A node on which an agent with these settings has applied the plans."""
     made = FakeNode(tmp_path, cluster_cidrs=SETTINGS.cluster_cidrs)
-    await made.start(*catalog().commit())
+    await made.start(*catalog().plan_marked())
     monkeypatch.setattr(explain, "open_kernel", lambda only: open_fake_kernel(made.kernel))
     monkeypatch.setattr(explain, "RouteLookup", lambda: FakeLookup(made.kernel))
     return made
@@ -80,7 +80,7 @@ async def node(tmp_path, monkeypatch: pytest.MonkeyPatch) -> FakeNode:
 def published(made: Catalog) -> Broadcaster:
     """Return a broadcaster that has the plans of this catalog."""
     broadcaster = Broadcaster()
-    broadcaster.publish(made.commit())
+    broadcaster.publish(made.plan_marked())
     return broadcaster
 
 

@@ -19,7 +19,7 @@ async def on(name: str, *objects: KubernetesObject) -> SharedState:
     own = f"192.168.0.{name[-1]}"
     catalog = Catalog(settings(node_name=name), facts(own, None, name=name, zone=f"zone-{name}", own=[own]))
     catalog.take([*map(Applied, objects), *LISTED])
-    plans = {it.key: it for it in catalog.commit() if not isinstance(it, NodePlan)}
+    plans = {it.key: it for it in catalog.plan_marked() if not isinstance(it, NodePlan)}
     return await shared_state(catalog, plans)
 
 

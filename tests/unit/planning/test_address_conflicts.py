@@ -19,7 +19,7 @@ def holders(*items: Service) -> dict[str, list[str]]:
     made.take([*map(Applied, items), *LISTED])
     return {
         plan.key.name: [str(it.key) for it in plan.virtual_servers if not it.key.address.startswith("10.")]
-        for plan in made.commit()
+        for plan in made.plan_marked()
         if isinstance(plan, ServicePlan)
     }
 
@@ -52,9 +52,9 @@ def test_the_address_is_the_squatters_again_when_it_is_assigned_to_nobody() -> N
     made = Catalog(settings(), facts())
     victim = ASSIGNED["a load balancer's address"]
     made.take([Applied(SQUATTER), Applied(victim), *LISTED])
-    made.commit()
+    made.plan_marked()
     made.take([Deleted(Service, victim.key)])
-    [again] = [plan for plan in made.commit() if plan.key == SQUATTER.key]
+    [again] = [plan for plan in made.plan_marked() if plan.key == SQUATTER.key]
     assert [it.key.address for it in again.virtual_servers] == ["10.96.0.1", FREE]
     assert again.problems == ()
 
@@ -65,6 +65,6 @@ def test_a_node_port_comes_before_an_older_external_ip_on_the_nodes_address() ->
     old = service("squatter", "10.96.0.1", external_ips=(NODE_IPV4,), ports=[30080], created=OLD)
     new = service("victim", "10.96.0.2", kind="NodePort", ports=[port(80, node_port=30080)], created=NEW)
     made.take([Applied(old), Applied(new), *LISTED])
-    plans = {plan.key.name: plan for plan in made.commit()}
+    plans = {plan.key.name: plan for plan in made.plan_marked()}
     assert [problem.reason for problem in plans["squatter"].problems] == ["AddressConflict"]
     assert plans["victim"].problems == ()

@@ -188,7 +188,7 @@ class TestProblems:
 def pieces(catalog: Catalog, work: int) -> list[list[ServicePlan]]:
     found = []
     while catalog.has_marked:
-        found.append([it for it in catalog.commit(64, work) if isinstance(it, ServicePlan)])
+        found.append([it for it in catalog.plan_marked(64, work) if isinstance(it, ServicePlan)])
     return found
 
 
@@ -233,7 +233,7 @@ class TestSteps:
     def test_a_change_in_the_middle_counts_afterwards(self) -> None:
         catalog = listed(max_virtual_servers=1000)
         catalog.take([Applied(self.GREEDY)])
-        assert catalog.commit(64, 1) == []
+        assert catalog.plan_marked(64, 1) == []
         catalog.take([Deleted(Service, self.GREEDY.key), Applied(VICTIM)])
         plans = [it for piece in pieces(catalog, 2000) for it in piece]
         assert [(it.key.name, it.is_empty) for it in plans] == [("greedy", False), ("greedy", True), ("victim", False)]

@@ -36,26 +36,26 @@ from tests.builders import (
 
 
 def listed(*items: KubernetesObject, **chosen: object) -> Catalog:
-    """Return a catalog that has taken these and committed them."""
+    """Return a catalog that has taken these and planned them."""
     catalog = Catalog(settings(**chosen), facts())
     catalog.take([*map(Applied, items), *LISTED])
-    catalog.commit()
+    catalog.plan_marked()
     return catalog
 
 
-def committed(catalog: Catalog) -> list[ServicePlan]:
+def planned(catalog: Catalog) -> list[ServicePlan]:
     """Commit, and return the plans of Services."""
-    return [plan for plan in catalog.commit() if isinstance(plan, ServicePlan)]
+    return [plan for plan in catalog.plan_marked() if isinstance(plan, ServicePlan)]
 
 
 def apply(catalog: Catalog, *items: KubernetesObject) -> dict[str, ServicePlan]:
     catalog.take(map(Applied, items))
-    return {plan.key.name: plan for plan in committed(catalog)}
+    return {plan.key.name: plan for plan in planned(catalog)}
 
 
 def delete(catalog: Catalog, item: KubernetesObject) -> dict[str, ServicePlan]:
     catalog.take([Deleted(type(item), item.key)])
-    return {plan.key.name: plan for plan in committed(catalog)}
+    return {plan.key.name: plan for plan in planned(catalog)}
 
 
 def served(plan: ServicePlan) -> list[str]:
@@ -70,14 +70,14 @@ def test_nothing_is_planned_until_services_slices_and_the_node_have_been_listed(
     catalog = Catalog(settings(), facts())
     catalog.take([Applied(service())])
     for step in LISTED:
-        assert (catalog.ready, committed(catalog)) == (False, [])
+        assert (catalog.ready, planned(catalog)) == (False, [])
         catalog.take([step])
     assert catalog.ready
-    assert [plan.key.name for plan in committed(catalog)] == ["web"]
+    assert [plan.key.name for plan in planned(catalog)] == ["web"]
 
 
-def test_a_commit_without_a_change_returns_nothing() -> None:
-    assert committed(listed(service(), endpoint_slice("web-1", "10.244.1.5"))) == []
+def test_planning_without_a_change_returns_nothing() -> None:
+    assert planned(listed(service(), endpoint_slice("web-1", "10.244.1.5"))) == []
 
 
 def test_a_change_that_means_nothing_here_returns_nothing() -> None:
@@ -106,16 +106,16 @@ def test_a_service_that_goes_leaves_an_empty_plan_with_a_generation_of_its_own()
     assert delete(catalog, service()) == {}
 
 
-def test_many_changes_of_one_service_between_two_commits_are_one_plan() -> None:
+def test_many_changes_of_one_service_between_two_calls_are_one_plan() -> None:
     catalog = listed(service())
     changed = apply(catalog, *(endpoint_slice("web-1", f"10.244.1.{number}") for number in range(1, 9)))
     assert real_servers(changed["web"]) == ["10.244.1.8:8080"]
 
 
-def test_a_service_that_goes_and_comes_back_between_two_commits_is_no_change() -> None:
+def test_a_service_that_goes_and_comes_back_between_two_calls_is_no_change() -> None:
     catalog = listed(service())
     catalog.take([Deleted(Service, service().key), Applied(service())])
-    assert committed(catalog) == []
+    assert planned(catalog) == []
 
 
 @pytest.mark.parametrize(
@@ -204,31 +204,31 @@ class TestNode:
     def test_a_changed_address_concerns_the_vips_of_its_family_only(self) -> None:
         catalog = listed(service("four", "10.96.0.1"), service("six", "fd00:96::1"), service("none", "None"))
         catalog.set_node(facts("192.168.123.239"))
-        assert [plan.key.name for plan in committed(catalog)] == ["four"]
+        assert [plan.key.name for plan in planned(catalog)] == ["four"]
         catalog.set_node(facts("192.168.123.239", "fd00:123::239"))
-        assert [plan.key.name for plan in committed(catalog)] == ["six"]
+        assert [plan.key.name for plan in planned(catalog)] == ["six"]
 
     def test_a_changed_address_concerns_external_ips_of_its_family(self) -> None:
         catalog = listed(service("web", "fd00:96::1", "10.96.0.1", external_ips=("198.51.100.7",)))
         catalog.set_node(facts("192.168.123.239"))
-        [plan] = committed(catalog)
+        [plan] = planned(catalog)
         assert Vip("198.51.100.7", "192.168.123.239") in plan.vips
 
     def test_a_family_that_goes_and_comes_takes_its_vips_with_it(self) -> None:
         catalog = listed(service("web", "10.96.0.10", "fd00:96::a"))
         catalog.set_node(facts(ipv6=None))
-        assert [it.address for it in committed(catalog)[0].vips] == ["10.96.0.10"]
+        assert [it.address for it in planned(catalog)[0].vips] == ["10.96.0.10"]
         catalog.set_node(facts())
-        assert [it.address for it in committed(catalog)[0].vips] == ["10.96.0.10", "fd00:96::a"]
+        assert [it.address for it in planned(catalog)[0].vips] == ["10.96.0.10", "fd00:96::a"]
 
     def test_fallback_addresses_count_until_a_node_object_names_one(self) -> None:
         catalog = listed(service())
         catalog.set_interfaces(NodeInterfaces(default=("192.168.123.7",)))
-        assert committed(catalog)[0].vips == (Vip("10.96.0.10", "192.168.123.7"),)
+        assert planned(catalog)[0].vips == (Vip("10.96.0.10", "192.168.123.7"),)
         own = frozenset({"192.168.123.8", "192.168.123.239"})
         catalog.set_interfaces(NodeInterfaces(own, ("192.168.123.8",)))
         apply(catalog, node(("InternalIP", "192.168.123.239")))
-        assert (committed(catalog), catalog.node.ipv4) == ([], "192.168.123.239")
+        assert (planned(catalog), catalog.node.ipv4) == ([], "192.168.123.239")
 
     def test_the_settings_addresses_win_over_both(self) -> None:
         catalog = Catalog(settings(node_ips=("10.9.9.9",)), facts("10.9.9.9", None))
@@ -239,28 +239,28 @@ class TestNode:
     def test_the_new_address_serves_before_the_node_object_follows(self) -> None:
         catalog = listed(service(), node(("InternalIP", NODE_IPV4)))
         catalog.set_interfaces(NodeInterfaces(frozenset({"192.168.123.239"}), ("192.168.123.239",)))
-        assert committed(catalog)[0].vips == (Vip("10.96.0.10", "192.168.123.239"),)
+        assert planned(catalog)[0].vips == (Vip("10.96.0.10", "192.168.123.239"),)
         assert apply(catalog, node(("InternalIP", "192.168.123.239"))) == {}
 
     def test_a_family_without_any_address_for_a_moment_keeps_its_services(self) -> None:
         catalog = Catalog(settings(), facts())
         catalog.take([Applied(service("web", "10.96.0.10", "fd00:96::a")), *LISTED])
-        catalog.commit()
+        catalog.plan_marked()
         catalog.set_interfaces(NodeInterfaces(frozenset({NODE_IPV6}), (NODE_IPV6,)))
-        assert committed(catalog) == []
+        assert planned(catalog) == []
 
     def test_the_first_known_address_ends_the_time_when_every_family_is_served(self) -> None:
         catalog = Catalog(settings(), facts(None, None))
         catalog.take([Applied(service("four", "10.96.0.10")), Applied(service("six", "fd00:96::a")), *LISTED])
-        assert [plan.vips[0].source for plan in committed(catalog)] == [None, None]
+        assert [plan.vips[0].source for plan in planned(catalog)] == [None, None]
         catalog.set_node(facts(NODE_IPV4, None))
-        assert [plan.vips for plan in committed(catalog)] == [(Vip("10.96.0.10", NODE_IPV4),), ()]
+        assert [plan.vips for plan in planned(catalog)] == [(Vip("10.96.0.10", NODE_IPV4),), ()]
 
     def test_the_zone_concerns_services_with_hints_and_the_pod_networks_none(self) -> None:
         hinted = endpoint("10.244.1.5", zones=("z2",)), endpoint("10.244.1.6", zones=("z1",))
         catalog = listed(service(), endpoint_slice("web-1", *hinted), service("plain", "10.96.0.11"))
         catalog.set_node(facts(zone="z2", pod_cidrs=("10.244.1.0/24",)))
-        [plan] = committed(catalog)
+        [plan] = planned(catalog)
         assert real_servers(plan) == ["10.244.1.5:8080"]
 
     def test_an_address_that_comes_or_goes_concerns_services_with_node_ports(self) -> None:
@@ -270,32 +270,32 @@ class TestNode:
             service("bare", "10.96.0.12", kind="NodePort"),
         )
         catalog.set_interfaces(NodeInterfaces(frozenset({NODE_IPV4}), (NODE_IPV4,)))
-        [plan] = committed(catalog)
+        [plan] = planned(catalog)
         assert served(plan) == ["TCP 10.96.0.10:80", f"TCP {NODE_IPV4}:30080"]
         catalog.set_interfaces(NodeInterfaces(frozenset({NODE_IPV4, "192.168.123.7"}), (NODE_IPV4,)))
-        assert served(committed(catalog)[0])[1:] == [f"TCP {NODE_IPV4}:30080", "TCP 192.168.123.7:30080"]
+        assert served(planned(catalog)[0])[1:] == [f"TCP {NODE_IPV4}:30080", "TCP 192.168.123.7:30080"]
         catalog.set_interfaces(NodeInterfaces(frozenset(), ()))
-        assert served(committed(catalog)[0]) == ["TCP 10.96.0.10:80"]
+        assert served(planned(catalog)[0]) == ["TCP 10.96.0.10:80"]
 
     def test_an_external_ip_that_moves_onto_an_interface_of_the_node_is_served_there_and_not_bound(self) -> None:
         both = service(external_ips=("198.51.100.7",)), service("other", "10.96.0.11")
         catalog = listed(*both, external_ips_on_node_addresses=True)
         catalog.set_interfaces(NodeInterfaces(frozenset({"198.51.100.7", NODE_IPV4}), (NODE_IPV4,)))
-        [plan] = committed(catalog)
+        [plan] = planned(catalog)
         assert served(plan) == ["TCP 10.96.0.10:80", "TCP 198.51.100.7:80"]
         assert [vip.address for vip in plan.vips] == ["10.96.0.10"]
 
     def test_the_nodes_own_plan_says_what_is_known_of_it(self) -> None:
         catalog = Catalog(settings(), facts())
         catalog.take(LISTED)
-        [plan] = catalog.commit()
+        [plan] = catalog.plan_marked()
         assert isinstance(plan, NodePlan)
         assert plan.node == facts()
         assert [problem.reason for problem in plan.problems] == ["NodeNotFound"]
         catalog.take([Applied(node(("InternalIP", NODE_IPV4), ("InternalIP", NODE_IPV6)))])
-        [plan] = catalog.commit()
+        [plan] = catalog.plan_marked()
         assert plan == NodePlan(facts(), plan.generation)
-        assert catalog.commit() == []
+        assert catalog.plan_marked() == []
 
 
 class TestConflicts:
@@ -305,12 +305,12 @@ class TestConflicts:
     YOUNG = service("a-young", created="2026-01-02T00:00:00Z")
     UNDATED = service("a-undated", created=None)
 
-    @pytest.mark.parametrize("in_one_commit", [True, False])
+    @pytest.mark.parametrize("at_once", [True, False])
     @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-    def test_the_older_one_wins_in_any_order(self, order: tuple[int, int], in_one_commit: bool) -> None:
+    def test_the_older_one_wins_in_any_order(self, order: tuple[int, int], at_once: bool) -> None:
         catalog = listed()
         items = [(self.OLD, self.YOUNG)[index] for index in order]
-        plans = apply(catalog, *items) if in_one_commit else {**apply(catalog, items[0]), **apply(catalog, items[1])}
+        plans = apply(catalog, *items) if at_once else {**apply(catalog, items[0]), **apply(catalog, items[1])}
         assert (served(plans["old"]), plans["old"].problems) == (["TCP 10.96.0.10:80"], ())
         assert (served(plans["a-young"]), plans["a-young"].vips) == ([], ())
         assert [problem.reason for problem in plans["a-young"].problems] == ["AddressConflict"]
@@ -318,7 +318,7 @@ class TestConflicts:
     def test_of_several_of_one_age_the_first_by_namespace_and_name_wins(self) -> None:
         catalog = listed()
         catalog.take(map(Applied, [service("b"), service("a"), service("a", namespace="another")]))
-        assert [str(plan.key) for plan in committed(catalog) if plan.virtual_servers] == ["another/a"]
+        assert [str(plan.key) for plan in planned(catalog) if plan.virtual_servers] == ["another/a"]
 
     def test_a_service_without_a_creation_time_is_the_youngest(self) -> None:
         plans = apply(listed(), self.UNDATED, self.YOUNG)
@@ -370,16 +370,16 @@ class TestConflicts:
     def test_an_address_of_a_family_that_the_node_lacks_is_not_contested(self) -> None:
         catalog = listed(service("old", "fd00:96::1"), service("young", "fd00:96::1", created=None))
         catalog.set_node(facts(ipv6=None))
-        assert {plan.key.name: plan.is_empty for plan in committed(catalog)} == {"old": True, "young": True}
+        assert {plan.key.name: plan.is_empty for plan in planned(catalog)} == {"old": True, "young": True}
 
 
 def test_work_is_proportional_to_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
     items = [service(f"s{number}", f"10.96.1.{number}") for number in range(100)]
     catalog = listed(*items, *(endpoint_slice(f"e{number}", "10.244.1.5", of=f"s{number}") for number in range(100)))
-    planned: list[str] = []
+    seen: list[str] = []
 
     def spy(of: Service, *rest: object) -> Steps[ServicePlan]:
-        planned.append(of.key.name)
+        seen.append(of.key.name)
         return planning(of, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr("kroute.planning.catalog.planning", spy)
@@ -388,8 +388,8 @@ def test_work_is_proportional_to_the_change(monkeypatch: pytest.MonkeyPatch) -> 
     apply(catalog, endpoint_slice("lonely", "10.244.1.6", of="unknown"))
     delete(catalog, items[9])
     catalog.set_node(facts(ipv6="fd00:123::9"))
-    assert committed(catalog) == []
-    assert planned == ["s7", "s8"]
+    assert planned(catalog) == []
+    assert seen == ["s7", "s8"]
 
 
 def test_the_uid_of_a_service_is_known_while_it_exists() -> None:

@@ -17,7 +17,7 @@ from tests.unit.planning.test_catalog_properties import ODD_SERVICES
 def changed(catalog: Catalog, *items: object) -> ServicePlan:
     """Take these objects, and return the one plan that they change."""
     catalog.take(map(Applied, items))  # type: ignore[arg-type]
-    [plan] = [plan for plan in catalog.commit() if isinstance(plan, ServicePlan)]
+    [plan] = [plan for plan in catalog.plan_marked() if isinstance(plan, ServicePlan)]
     return plan
 
 
@@ -55,7 +55,7 @@ def test_nothing_holds_a_large_value_once_its_service_is_gone() -> None:
     changed(catalog, item)
     assert sys.getrefcount(ports) > before
     catalog.take([Deleted(Service, service().key)])
-    catalog.commit()
+    catalog.plan_marked()
     assert sys.getrefcount(ports) == before
 
 

@@ -101,7 +101,7 @@ def without_generation(plans: Iterable[Plan]) -> dict[ObjectKey, Plan]:
 class CatalogMachine(RuleBasedStateMachine):
     """One catalog that takes every change, and the objects that exist.
 
-    Each step says whether the plans are committed after it (`at_once`) or together with those of later steps.
+    Each step says whether the Services are planned after it (`at_once`) or together with those of later steps.
     """
 
     @initialize(node=st.sampled_from(FACTS))
@@ -114,7 +114,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.plans: dict[ObjectKey, Plan] = {}
         self.generation = 0
         self.is_within_slice = False
-        self.commit()
+        self.plan_marked()
 
     @rule(item=PLAIN_SERVICES | ODD_SERVICES, at_once=st.booleans())
     def apply_service(self, item: Service, at_once: bool) -> None:
@@ -145,47 +145,47 @@ class CatalogMachine(RuleBasedStateMachine):
         self.take(at_once=at_once)
 
     @rule(limit=st.integers(1, 3), work=st.none() | st.integers(1, 3))
-    def commit_some(self, limit: int, work: int | None) -> None:
-        """Commit a slice of the waiting plans, or a part of one; more changes may come before the rest."""
+    def plan_some(self, limit: int, work: int | None) -> None:
+        """Plan a slice of the marked Services, or a part of one; more changes may come before the rest."""
         self.is_within_slice = work is not None
-        for plan in self.catalog.commit(limit, work):
+        for plan in self.catalog.plan_marked(limit, work):
             assert plan.generation > self.generation
             self.generation = plan.generation
             self.plans[plan.key] = plan
         self.plans = {key: plan for key, plan in self.plans.items() if not plan.is_empty}
-        self.committed = not self.catalog.has_marked
+        self.planned = not self.catalog.has_marked
 
     def take(self, *changes: Change, at_once: bool) -> None:
         self.catalog.take(changes)
-        self.committed = False
+        self.planned = False
         if at_once:
-            self.commit()
+            self.plan_marked()
 
-    def commit(self) -> None:
-        """Commit the plans; they must be exactly the changed ones, and newer than all earlier ones."""
+    def plan_marked(self) -> None:
+        """Plan what is marked; the plans must be exactly the changed ones, and newer than all earlier ones."""
         while self.is_within_slice and self.catalog.has_marked:
-            self.commit_some(3, None)
+            self.plan_some(3, None)
         before = without_generation(self.plans.values())
-        committed = self.catalog.commit()
-        for plan in committed:
+        planned = self.catalog.plan_marked()
+        for plan in planned:
             assert plan.generation > self.generation
             self.generation = plan.generation
             self.plans[plan.key] = plan
         self.plans = {key: plan for key, plan in self.plans.items() if not plan.is_empty}
         after = without_generation(self.plans.values())
-        assert len(committed) == len({plan.key for plan in committed})
+        assert len(planned) == len({plan.key for plan in planned})
         changed = {key for key in before | after if before.get(key) != after.get(key)}
-        assert {plan.key for plan in committed} == changed
-        self.committed = True
+        assert {plan.key for plan in planned} == changed
+        self.planned = True
 
     @invariant()
     def incremental_equals_full(self) -> None:
-        if not self.committed:
+        if not self.planned:
             return
         fresh = Catalog(settings(), self.node)
         fresh.take([*map(Applied, self.slices.values()), *map(Applied, self.services.values())])
         fresh.take(LISTED)
-        assert without_generation(self.plans.values()) == without_generation(fresh.commit())
+        assert without_generation(self.plans.values()) == without_generation(fresh.plan_marked())
 
     @invariant()
     def an_address_has_one_virtual_server(self) -> None:
@@ -195,7 +195,7 @@ class CatalogMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "catalog"):
-            self.commit()
+            self.plan_marked()
             self.incremental_equals_full()
 
 

@@ -27,7 +27,7 @@ def seen(web: Service, *endpoints: Endpoint, node: NodeFacts | None = None) -> t
     catalog = Catalog(Settings(node_name=NODE), node or facts())
     catalog.take([Applied(web), Applied(endpoint_slice("web-1", *endpoints))])
     catalog.take(LISTED)
-    plans = {plan.key: plan for plan in catalog.commit()}
+    plans = {plan.key: plan for plan in catalog.plan_marked()}
     view = finish(catalog.explaining(KEY))
     assert view is not None
     return view, plans[KEY]
@@ -92,7 +92,7 @@ def test_an_older_services_address_is_said_to_be_held() -> None:
     for name, created in (("web", "2026-01-02T00:00:00Z"), ("old", "2026-01-01T00:00:00Z")):
         catalog.take([Applied(service(name, created=created))])
     catalog.take(LISTED)
-    catalog.commit()
+    catalog.plan_marked()
     view = finish(catalog.explaining(KEY))
     assert view is not None
     assert [it.held_by for it in view.frontends] == ["default/old"]

@@ -42,7 +42,7 @@ def catalog(*items: Service | Node, **chosen: Any) -> Catalog:
 
 
 def plan_of(made: Catalog, name: str = "web") -> ServicePlan:
-    [plan] = [it for it in made.commit() if it.key == ObjectKey("default", name)]
+    [plan] = [it for it in made.plan_marked() if it.key == ObjectKey("default", name)]
     return plan
 
 
@@ -179,23 +179,26 @@ class TestOwnersThatChange:
 
     def test_an_address_that_becomes_a_cluster_ip_is_given_up_and_comes_back(self) -> None:
         made = catalog(naming("198.51.100.7", "externalIP"))
-        made.commit()
+        made.plan_marked()
         other = service("other", "198.51.100.7")
         made.take([Applied(other)])
-        assert {plan.key.name: ports_on(plan, "198.51.100.7") for plan in made.commit()} == {"web": [], "other": [80]}
+        assert {plan.key.name: ports_on(plan, "198.51.100.7") for plan in made.plan_marked()} == {
+            "web": [],
+            "other": [80],
+        }
         made.take([Deleted(Service, other.key)])
         assert ports_on(plan_of(made), "198.51.100.7") == [22, 80, 6443]
 
     def test_other_nodes_concern_only_services_that_name_their_addresses(self) -> None:
         made = catalog(naming("198.51.100.7", "externalIP"))
-        made.commit()
+        made.plan_marked()
         made.take([Applied(node(("InternalIP", "192.168.123.249"), name="node3"))])
-        assert [plan for plan in made.commit() if isinstance(plan, ServicePlan)] == []
+        assert [plan for plan in made.plan_marked() if isinstance(plan, ServicePlan)] == []
 
     def test_nothing_is_kept_of_what_went(self) -> None:
         made = catalog(naming("198.51.100.7", "externalIP"))
         made.take([Deleted(Service, key) for key in (ObjectKey("default", "web"), VICTIM.key)])
         made.take([Deleted(Node, item.key) for item in NODES])
-        made.commit()
+        made.plan_marked()
         indexes = (made.owners._nodes, made.owners._cluster_ips, made.owners._external_ips)
         assert [(index._addresses, index._owners) for index in indexes] == [({}, {})] * 3

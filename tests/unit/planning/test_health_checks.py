@@ -74,7 +74,7 @@ def test_no_service_opens_a_protected_port() -> None:
 def test_new_addresses_of_the_node_are_opened_for_a_service_without_node_ports() -> None:
     catalog = Catalog(settings(), facts(own=(NODE_IPV4,)))
     catalog.take([Applied(service(**LOCAL)), *LISTED])
-    catalog.commit()
+    catalog.plan_marked()
     catalog.set_node(facts(own=(NODE_IPV4, "192.168.123.7")))
-    plans = [plan for plan in catalog.commit() if isinstance(plan, ServicePlan)]
+    plans = [plan for plan in catalog.plan_marked() if isinstance(plan, ServicePlan)]
     assert [open_at(plan) for plan in plans] == [[(NODE_IPV4, 6, 31000), ("192.168.123.7", 6, 31000)]]

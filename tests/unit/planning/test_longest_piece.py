@@ -112,7 +112,7 @@ class Cluster:
         pieces = []
         while self._catalog.has_marked:
             began = time.process_time()
-            self._catalog.commit(SLICE, WORK)
+            self._catalog.plan_marked(SLICE, WORK)
             pieces.append(time.process_time() - began)
         return pieces
 

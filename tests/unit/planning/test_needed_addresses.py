@@ -45,7 +45,7 @@ def catalog(*items: KubernetesObject, interfaces: NodeInterfaces = INTERFACES, *
 
 
 def plan_of(made: Catalog, name: str = "web") -> ServicePlan:
-    [plan] = [it for it in made.commit() if it.key == ObjectKey("default", name)]
+    [plan] = [it for it in made.plan_marked() if it.key == ObjectKey("default", name)]
     assert isinstance(plan, ServicePlan)
     return plan
 
@@ -100,10 +100,10 @@ def test_the_ranges_of_servicecidr_objects_are_no_external_addresses() -> None:
 
 def test_no_rule_depends_on_what_the_node_needs() -> None:
     made = catalog(interfaces=BARE)
-    made.commit()
+    made.plan_marked()
     made.set_interfaces(INTERFACES)
     made.set_api(ApiFacts())
-    assert made.commit() == []
+    assert made.plan_marked() == []
 
 
 class TestClusterIPs:
@@ -130,7 +130,7 @@ class TestClusterIPs:
         interfaces = INTERFACES._replace(dns_servers=frozenset({"10.96.0.53"}))
         made = catalog(service("dns", "10.96.0.53"), interfaces=interfaces)
         made.set_api(ApiFacts(frozenset({"10.96.0.1"})))
-        plans = {plan.key.name: plan for plan in made.commit() if isinstance(plan, ServicePlan)}
+        plans = {plan.key.name: plan for plan in made.plan_marked() if isinstance(plan, ServicePlan)}
         assert {name: bound(plan) for name, plan in plans.items()} == {
             "kubernetes": ["10.96.0.1"],
             "dns": ["10.96.0.53"],
@@ -158,9 +158,9 @@ class TestPods:
         made = catalog(
             service(external_ips=("198.51.100.7",)), service("other", "10.96.0.11", external_ips=("10.244.7.9",))
         )
-        made.commit()
+        made.plan_marked()
         made.take([Applied(node(name="node2", pod_cidrs=("10.244.7.0/24",)))])
-        assert [plan.key.name for plan in made.commit() if isinstance(plan, ServicePlan)] == ["other"]
+        assert [plan.key.name for plan in made.plan_marked() if isinstance(plan, ServicePlan)] == ["other"]
 
     @pytest.mark.parametrize("written", ["0.0.0.0/0", "::/0", "198.0.0.0/8", "nonsense"])
     def test_a_network_that_is_too_large_for_a_node_is_not_believed(self, written: str) -> None:

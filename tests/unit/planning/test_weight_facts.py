@@ -39,7 +39,7 @@ def cluster(*more: KubernetesObject, pod_weights: bool = True, clock: Clock | No
         made.take([Applied(endpoint_slice(f"s{number}-1", one, of=f"s{number}"))])
     made.take([Applied(it) for it in more])
     made.take(LISTED_WITH_PODS)
-    made.commit()
+    made.plan_marked()
     return made
 
 
@@ -49,7 +49,7 @@ def planned(made: Catalog, *items: KubernetesObject) -> list[str]:
     asked: list[str] = []
     planning = made._planning
     made._planning = lambda key, frontends: (asked.append(key.name), planning(key, frontends))[1]  # type: ignore[method-assign, func-returns-value]
-    made.commit()
+    made.plan_marked()
     made._planning = planning  # type: ignore[method-assign]
     return sorted(asked)
 
@@ -78,21 +78,21 @@ def test_the_weight_of_a_node_or_a_pod_implies_wrr_where_nothing_chooses_a_sched
         made.take([Applied(service(f"s{number}", f"10.96.1.{number}"))])
         made.take([Applied(endpoint_slice(f"s{number}-1", each, of=f"s{number}"))])
     made.take([Applied(service("s3", "10.96.1.3", annotations={"kroute.io/scheduler": "lc"})), *LISTED_WITH_PODS])
-    made.commit()
+    made.plan_marked()
     names = "s1", "s2", "s3"
     assert [scheduler_of(made, name) for name in names] == ["rr", "rr", "lc"]
     made.take([Applied(node(name="node1", labels={WEIGHT: "3"})), Applied(pod("p2", "5")), Applied(pod("p3", "5"))])
-    made.commit()
+    made.plan_marked()
     assert [scheduler_of(made, name) for name in names] == ["wrr", "wrr", "lc"]
     view = finish(made.explaining(service("s1").key))
     assert view is not None
     assert view.scheduler_reason == "implied by weights of Nodes or Pods, since nothing chooses a scheduler"
     made.take([Applied(service("s1", "10.96.1.1", annotations={"kroute.io/scheduler": "worst"}))])
-    made.commit()
+    made.plan_marked()
     assert scheduler_of(made, "s1") == "wrr"
     assert "is not a scheduler; wrr serves" in made.plans[service("s1").key].problems[0].message
     made.take([Applied(node(name="node1", labels={WEIGHT: "0"})), Deleted(Pod, pod("p2", "5").key)])
-    made.commit()
+    made.plan_marked()
     assert [scheduler_of(made, name) for name in names] == ["rr", "rr", "lc"]
 
 
@@ -155,7 +155,7 @@ def test_a_pod_that_two_slices_name_counts_till_both_are_gone() -> None:
     assert planned(made, endpoint_slice("s3-2", endpoint("10.244.1.3", pod="p3"), of="s4")) == ["s3", "s4"]
     assert planned(made, pod("p3", "7")) == ["s4"]
     made.take([Deleted(type(both[1]), both[1].key)])
-    made.commit()
+    made.plan_marked()
     assert planned(made, pod("p3", "8")) == []
 
 
@@ -164,7 +164,7 @@ def test_a_slice_costs_its_own_pods_and_not_those_of_the_other_slices() -> None:
     many = [endpoint(f"10.244.{number // 250}.{number % 250 + 1}", pod=f"q{number}") for number in range(1000)]
     slices = [endpoint_slice(f"s3-{at}", *many[at : at + 100], of="s3") for at in range(0, 1000, 100)]
     made.take(map(Applied, slices))
-    made.commit()
+    made.plan_marked()
     with patch.object(weight_facts, "ObjectKey", Mock(side_effect=ObjectKey)) as keys:
         made.take([Applied(slices[4])])
     assert keys.call_count == 100
@@ -183,7 +183,7 @@ def test_nothing_is_kept_of_what_went() -> None:
         made.take([Deleted(type(endpoint_slice()), endpoint_slice(f"s{number}-1").key)])
     made.take([Deleted(Pod, pod("p3", "5").key), Applied(node(name="n", labels={WEIGHT: "2"}, ready=True))])
     made.take([Deleted(type(node()), node(name="n").key)])
-    made.commit()
+    made.plan_marked()
     weights = made._weights
     assert (weights._asking, weights._pods, weights._naming, weights._named_by) == ({}, {}, {}, {})
     assert (weights.nodes._nodes, weights.nodes.have_weights, +weights.nodes.ready) == ({}, False, {})
@@ -214,9 +214,9 @@ def test_nothing_is_kept_of_what_went() -> None:
 def test_a_nodes_own_agent_says_what_is_wrong_with_its_weight(text: str, scheduler: str, message: str | None) -> None:
     made = Catalog(settings(scheduler=scheduler), facts())
     made.take([Applied(node(name=NODE)), *LISTED_WITH_PODS])
-    made.commit()
+    made.plan_marked()
     made.take([Applied(node(name=NODE, labels={WEIGHT: text})), Applied(node(name="other", labels={WEIGHT: "?"}))])
-    plans = made.commit()
+    plans = made.plan_marked()
     found = [problem.message for plan in plans if isinstance(plan, NodePlan) for problem in plan.problems]
     assert found == ([message] if message else [])
 
@@ -225,11 +225,11 @@ async def test_a_changed_weight_is_one_message_to_the_kernel(tmp_path: Path) -> 
     made = Catalog(settings(scheduler="wrr", pod_weights=True), facts())
     pods = [endpoint(f"10.244.1.{number}", on="node2", pod=f"p{number}") for number in range(1, 101)]
     made.take([Applied(service("web")), Applied(endpoint_slice("web-1", *pods)), *LISTED_WITH_PODS])
-    here = await FakeNode(tmp_path, new_kernel()).start(*made.commit())
+    here = await FakeNode(tmp_path, new_kernel()).start(*made.plan_marked())
     for weight in (7, 0, 7):
         here.kernel.writes.clear()
         made.take([Applied(pod("p50", str(weight)))])
-        await here.apply(*made.commit())
+        await here.apply(*made.plan_marked())
         [change] = here.kernel.writes
         assert isinstance(change, SetRealServer)
         assert (change.real_server, change.weight) == (("10.244.1.50", 8080), weight)

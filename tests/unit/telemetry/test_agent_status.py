@@ -30,7 +30,7 @@ def agent() -> Observed:
     """An agent with one Service, which the kernel has."""
     agent = Observed()
     agent.catalog.take([Applied(node()), Applied(service()), Applied(endpoint_slice("web", endpoint())), *LISTED])
-    plans = agent.catalog.commit()
+    plans = agent.catalog.plan_marked()
     agent.broadcaster.publish(plans)
     for queue in agent.broadcaster._subscriptions:
         queue.take()

@@ -218,7 +218,7 @@ async def test_all_who_ask_at_once_share_one_computation(
     monkeypatch.setattr(*part, counted)
     agent = Observed()
     agent.catalog.take([Applied(service()), *LISTED])
-    agent.broadcaster.publish(agent.catalog.commit())
+    agent.broadcaster.publish(agent.catalog.plan_marked())
     async with agent.running():
         await ask_soon(agent.metrics_port)
         began = time.monotonic()

@@ -21,7 +21,7 @@ async def agent() -> AsyncIterator[Observed]:
     observed = Observed()
     slices = endpoint_slice("web-1", endpoint("10.1.0.1"), endpoint("10.1.0.2", ready=False))
     observed.catalog.take([Applied(node()), Applied(service("web")), Applied(slices), *LISTED])
-    observed.broadcaster.publish(observed.catalog.commit())
+    observed.broadcaster.publish(observed.catalog.plan_marked())
     reals = {("10.1.0.1", 8080): RealServerState(1, 3, 4), ("10.1.0.9", 8080): RealServerState(0, 1, 0)}
     observed.kernel.table[WEB] = VirtualServerState(VirtualServerOptions("rr"), reals)
     observed.kernel.passed[WEB] = Traffic(1, 2, 3, 4, 5)

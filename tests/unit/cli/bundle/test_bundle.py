@@ -97,7 +97,7 @@ async def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         kubeconfig.write_text(json.dumps(content))
         agent = Observed(kubeconfig=kubeconfig, master=(f"http://user:{SECRETS['url']}@127.0.0.1:{server.port}",))
         agent.catalog.take([Applied(node()), Applied(web), Applied(endpoint_slice("web", "10.244.1.5")), *LISTED])
-        agent.broadcaster.publish(agent.catalog.commit())
+        agent.broadcaster.publish(agent.catalog.plan_marked())
         async with agent.running(), serving(tmp_path / "state", agent):
             await ask_soon(agent.metrics_port)
             yield ["--state-dir", str(tmp_path / "state")]

@@ -36,7 +36,7 @@ class Cluster:
         """Add a node whose agent has these objects, and everything that it plans in its kernel."""
         agent = Observed(node_name=name)
         agent.catalog.take([*map(Applied, (node(name=name), *(objects or WEB))), *LISTED])
-        agent.broadcaster.publish(agent.catalog.commit())
+        agent.broadcaster.publish(agent.catalog.plan_marked())
         for queue in agent.broadcaster._subscriptions:
             queue.take()
         agent.kernel.table = _table(agent.broadcaster)

@@ -100,7 +100,7 @@ def test_the_catalog_keeps_a_bounded_part_of_them() -> None:
 def node_plan(item: Node) -> NodePlan:
     catalog = Catalog(settings(), facts())
     catalog.take([Applied(item), *LISTED])
-    [plan] = [it for it in catalog.commit() if isinstance(it, NodePlan)]
+    [plan] = [it for it in catalog.plan_marked() if isinstance(it, NodePlan)]
     return plan
 
 
@@ -119,7 +119,7 @@ def test_the_catalog_tells_what_has_chosen_the_scheduler() -> None:
         catalog = Catalog(settings(scheduler=scheduler), facts())
         item: Service = service(annotations=annotations)
         catalog.take([Applied(item), *LISTED])
-        catalog.commit()
+        catalog.plan_marked()
         view = finish(catalog.explaining(item.key))
         assert view is not None
         return view.scheduler, view.scheduler_reason

@@ -40,7 +40,7 @@ def catalog(web: Service, *others: KubernetesObject, endpoints: Iterable[Endpoin
 
 
 def plan_of(web: Service, *others: KubernetesObject, endpoints: Iterable[Endpoint] = ENDPOINTS) -> ServicePlan:
-    plans = {plan.key: plan for plan in catalog(web, *others, endpoints=endpoints).commit()}
+    plans = {plan.key: plan for plan in catalog(web, *others, endpoints=endpoints).plan_marked()}
     plan = plans[KEY]
     assert isinstance(plan, ServicePlan)
     return plan
@@ -147,7 +147,7 @@ class TestLocality:
 class TestReasons:
     def test_a_view_says_where_each_weight_comes_from(self) -> None:
         made = catalog(weighed(weights="zone/a=2"), *NODES, pod("web-2", "4"), pod("web-3", "0"))
-        made.commit()
+        made.plan_marked()
         assert self.reasons(made) == [
             "ready, weight 2 = zone/a 2",
             "ready, weight 24 = pod 4 x node 3 x zone/a 2",
@@ -156,7 +156,7 @@ class TestReasons:
 
     def test_a_scaled_weight_is_told_apart(self) -> None:
         made = catalog(weighed(locality="prefer-node, spill 60%"), *NODES)
-        made.commit()
+        made.plan_marked()
         [first, *others] = self.reasons(made)
         assert first.startswith("ready, weight ")
         assert " ~ locality " in first
@@ -165,7 +165,7 @@ class TestReasons:
 
     def test_without_weights_nothing_is_said(self) -> None:
         made = catalog(service())
-        made.commit()
+        made.plan_marked()
         assert self.reasons(made) == ["ready", "ready", "ready"]
 
     @staticmethod
