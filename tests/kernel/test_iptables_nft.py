@@ -99,6 +99,16 @@ async def test_what_the_real_kube_proxy_left_is_read_as_by_the_tool_and_removed_
 
 
 @pytest.mark.nftables
+async def test_ports_of_sctp_are_read_as_by_the_tool(node: RealNode) -> None:
+    rules = ["-p sctp -m sctp --dport 80 -j ACCEPT", "-p sctp -m sctp ! --dport 80 -j ACCEPT"]
+    restore("iptables-nft", "\n".join(["*nat", *(f"-A PREROUTING {rule}" for rule in rules), "COMMIT", ""]))
+    found = await read_rules(node.nftables, Table(socket.AF_INET, "nat"), KUBE_PROXY.startswith)
+    assert found is not None
+    assert [rule.text for rule in found[1].rules] == [f"PREROUTING {rules[0]}", "PREROUTING -p sctp -m sctp -j ACCEPT"]
+    assert all(rule.text in run("iptables-nft-save -t nat") for rule in found[1].rules[:1])
+
+
+@pytest.mark.nftables
 async def test_direct_server_return_of_kube_routers_is_read_as_by_the_tool_and_removed_alone(node: RealNode) -> None:
     proxy = OTHER_PROXIES[KUBE_ROUTER]
     restore("iptables-nft", FOREIGN)

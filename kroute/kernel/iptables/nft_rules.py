@@ -110,7 +110,7 @@ _META = {Meta.IIFNAME: "-i", Meta.OIFNAME: "-o", Meta.L4PROTO: "-p"}
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "ipv6-icmp", 132: "sctp"}
 _NOT_EQUAL = 1
 """NFT_CMP_NEQ."""
-_XT_PORTS = {"tcp": (0, 4, 11), "udp": (0, 4, 8), "sctp": (4, 0, 60)}
+_XT_PORTS = {"tcp": (0, 4, 11), "udp": (0, 4, 8), "sctp": (4, 0, 288)}
 """Where x_tables' matches have the source ports, the destination ports, and the bits of what is negated."""
 _FIRST_AND_LAST = struct.Struct("=HH")
 _XT_MARK = struct.Struct("=II")
@@ -191,7 +191,7 @@ def _match(name: str, said: bytes) -> Iterator[str]:
         source, destination, negated = _XT_PORTS[name]
         for option, at in (("--sport", source), ("--dport", destination)):
             first, last = _FIRST_AND_LAST.unpack_from(said, at)
-            if first == last and not said[negated]:
+            if first == last > 0 and not said[negated]:  # sctp has 0 where no port is asked for
                 yield from (option, str(first))
     elif name == "ipvs":
         _protocol, method, negated, asked = _XT_IPVS.unpack_from(said)

@@ -49,6 +49,8 @@ FROM_8 = e.payload(9, e.Header.NETWORK, 12, 1), e.compare(9, b"\x0a", equal=Fals
 TCP = e.meta(1, e.Meta.L4PROTO), e.compare(1, b"\x06")
 PORT = e.payload(1, e.Header.TRANSPORT, 2, 2), e.compare(1, struct.pack("!H", 80))
 XT_TCP = struct.pack("=HHHHBBBB", 0, 65535, 80, 80, 0, 0, 0, 0)
+XT_SCTP = struct.pack("=HHHH272xiII", 80, 80, 0, 0, 0, 2, 0)
+"""Of the ports it has flags, too: which are asked for, and which are negated."""
 
 
 async def read(*rules: NftRule, table: Table = NAT, chains: tuple[Chain, ...] = ()) -> SavedTable:
@@ -80,6 +82,8 @@ async def read(*rules: NftRule, table: Table = NAT, chains: tuple[Chain, ...] = 
             "-d 203.0.113.9/32 -p tcp -m tcp --dport 80 -j MARK --set-xmark 0x2ba7/0xffffffff",
         ),
         ((envelope("match", "tcp", XT_TCP[:-1] + b"\x02"), MARK), "-m tcp -j MARK --set-xmark 0x2ba7/0xffffffff"),
+        ((envelope("match", "sctp", XT_SCTP), JUMP), "-m sctp --dport 80 -j KUBE-SERVICES"),
+        ((envelope("match", "sctp", XT_SCTP[:-4] + b"\x02\0\0\0"), JUMP), "-m sctp -j KUBE-SERVICES"),
         ((*TO_16, JUMP), "-d 10.0.0.0/16 -j KUBE-SERVICES"),
         ((*FROM_8, JUMP), "! -s 10.0.0.0/8 -j KUBE-SERVICES"),
         ((e.payload(1, e.Header.NETWORK, 1, 1), e.compare(1, b"\x0a"), JUMP), "-j KUBE-SERVICES"),
