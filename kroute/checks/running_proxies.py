@@ -27,6 +27,8 @@ CILIUM, ANTREA, CALICO = "Cilium", "Antrea", "Calico's eBPF data plane"
 UNKNOWN = "another service proxy"
 
 SIOCGIFFLAGS, IFF_UP = 0x8913, 1
+_INTERFACE_FLAGS = struct.Struct("=16sh")
+"""The beginning of `struct ifreq`: name, flags."""
 
 ANSWERS_WITHIN = 2.0
 """Seconds."""
@@ -117,10 +119,10 @@ def _is_loopback_up() -> bool:
     """Whether the node reaches its own ports (SIOCGIFFLAGS of netdevice(7)): without, each would seem to be busy."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as question:
         try:
-            request = fcntl.ioctl(question, SIOCGIFFLAGS, struct.pack("16sh", b"lo", 0))
+            request = fcntl.ioctl(question, SIOCGIFFLAGS, _INTERFACE_FLAGS.pack(b"lo", 0))
         except OSError:
             return False
-    return bool(struct.unpack("16sh", request[:18])[1] & IFF_UP)
+    return bool(_INTERFACE_FLAGS.unpack_from(request)[1] & IFF_UP)
 
 
 def _has_link(name: str) -> bool:

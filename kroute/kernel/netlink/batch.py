@@ -7,13 +7,20 @@ BATCH_END is missing it checks all messages and takes everything back (net/netfi
 import contextlib
 import errno
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError, describe_errno
-from kroute.kernel.netlink.message import NLM_F_ACK, NLMSG_ERROR, attribute, iterate_messages, message, to_i32
+from kroute.kernel.netlink.message import (
+    NFNETLINK_HEADER,
+    NLM_F_ACK,
+    NLMSG_ERROR,
+    attribute,
+    iterate_messages,
+    message,
+    to_i32,
+)
 from kroute.kernel.netlink.netlink_socket import FLAGS_OFFSET, NetlinkSocket
 from kroute.kernel.netlink.socket_filter import Instruction
 
@@ -21,8 +28,6 @@ SO_SNDBUFFORCE = 32
 NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END = 0x10, 0x11
 NFNL_BATCH_GENID = 1
 NLM_F_ECHO = 0x8
-_NFGEN = struct.Struct("!BBH")
-"""family, version, resource id: the subsystem."""
 
 
 class BatchOutcome(NamedTuple):
@@ -58,7 +63,7 @@ class BatchSocket(NetlinkSocket):
         Raises KernelError: the kernel's errno when it refuses the batch as a whole (ERESTART if `generation` is given,
         and the kernel has another one), and when its answers are lost, so that the outcome is unknown.
         """
-        marker = _NFGEN.pack(0, 0, subsystem)
+        marker = NFNETLINK_HEADER.pack(0, 0, subsystem)
         valid_at = attribute(NFNL_BATCH_GENID, generation.to_bytes(4, "big")) if generation else b""
         end = [message(NFNL_MSG_BATCH_END, 0, marker)] if commit else []
         body = list(messages)

@@ -18,6 +18,8 @@ SO_ATTACH_FILTER = 26
 EVERYTHING = 0xFFFFFFFF
 """What a program returns to let the whole datagram pass."""
 _INSTRUCTION = struct.Struct("=HBBI")
+_PROGRAM = struct.Struct("@HP")
+"""`struct sock_fprog`: how many instructions, and where they are."""
 
 
 class Instruction(NamedTuple):
@@ -35,4 +37,4 @@ def attach(to: socket.socket, program: Sequence[Instruction]) -> None:
         return
     instructions = b"".join(_INSTRUCTION.pack(*instruction) for instruction in program)
     memory = ctypes.create_string_buffer(instructions, len(instructions))
-    to.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(memory)))
+    to.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, _PROGRAM.pack(len(program), ctypes.addressof(memory)))
