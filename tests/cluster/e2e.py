@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         print(said, file=sys.stderr)
         return 1
     families = DUAL_STACK[1:] if chosen.ipv6 else DUAL_STACK
-    with Cluster(NODES, families) as cluster:
+    with Cluster(NODES, families, beside=True) as cluster:
         # Webhooks are behind Services, and the control plane's machine has no proxy of its own.
         for family, gateway in zip(families, cluster.nodes["node1"].place.addresses, strict=True):
             cluster.on(cluster.control, f"ip route add {SERVICES[family]} via {gateway}")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.cluster import components, guest_commands, images
+from tests.cluster.beside import Beside
 from tests.cluster.components import DUAL_STACK, Place
 from tests.cluster.credentials import Credentials
 from tests.lab import kubernetes
@@ -48,7 +49,10 @@ class ClusterError(Exception):
 
 
 class Host:
-    """A machine of the cluster, which runs the `commands` of its components and has the `files` at their paths."""
+    """A machine of the cluster, which runs the `commands` of its components and has the `files` at their paths.
+
+    Without `memory` it is no machine, but processes of the host.
+    """
 
     def __init__(
         self,
@@ -66,27 +70,28 @@ class Host:
         self._variables = variables
         self._commands, self._files = software
         self._routes = [*(f"default via {address}" for address in place.wire.addresses), *routes]
-        self._machine: Machine | None = None
+        self._machine: Machine | Beside | None = None
 
     @property
     def address(self) -> str:
         return self.place.addresses[0]
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> Machine | Beside:
         assert self._machine is not None, "it is switched off"
         return self._machine
 
     def switch_on(self) -> None:
         """Boot. Whatever it had before it was switched off is gone."""
-        self._machine = Machine(self.name, self.place.number, BUILT, self._memory)
+        machine = Machine(self.name, self.place.number, BUILT, self._memory) if self._memory else Beside(self.name)
+        self._machine = machine
         rows = {**self._commands, "commands": components.commands_server()}
         self._write("components", "".join(f"{name}\t{command}\n" for name, command in rows.items()))
         for path, content in {**self._files, **components.files_of_machine(self.place)}.items():
             self._write(f"files{path}", content)
         own = {"NAME": self.name, "ADDRESSES": " ".join(self.place.with_prefixes), "ROUTES": "\n".join(self._routes)}
         with self._wire.inside():
-            self._machine.start(
+            machine.start(
                 [str(Path(__file__).with_name("guest-machine"))],
                 environment={**own, **self._variables},
                 words=(
@@ -126,10 +131,11 @@ class Host:
 class Cluster:
     """A running cluster, for the length of a `with`: some nodes, each in a zone of its own.
 
-    `families` (4, 6) are those of all addresses, the primary one first. `server` is the URL of its API server.
+    `families` (4, 6) are those of all addresses, the primary one first. `server` is the URL of its API server. With
+    `beside` the control plane is processes of the host, which a busy host slows down less than a machine.
     """
 
-    def __init__(self, nodes: int = 2, families: Sequence[int] = DUAL_STACK) -> None:
+    def __init__(self, nodes: int = 2, families: Sequence[int] = DUAL_STACK, *, beside: bool = False) -> None:
         store = images.prepare()
         self.directory = Path(tempfile.mkdtemp(prefix="cluster-"))
         control = Place("control", 10, families)
@@ -155,7 +161,8 @@ class Cluster:
             own = {**variables, "STORE": store}
             return Host(place, memory, self.wire, own, software, components.routes(place, places))
 
-        self.control = host(control, CONTROL_MEMORY, components.of_control_plane(control, credentials), "")
+        memory = 0 if beside else CONTROL_MEMORY
+        self.control = host(control, memory, components.of_control_plane(control, credentials), "")
         self.nodes = {
             it.name: host(it, NODE_MEMORY, components.of_node(it, credentials), str(store / "node")) for it in places
         }
