@@ -158,11 +158,12 @@ class Rules(msgspec.Struct, frozen=True):
         Packets are marked by the client's destination, and translated after IPVS.
         """
         before = self.trace(Hook.NAT_PREROUTING if packet.in_interface else Hook.NAT_OUTPUT, packet, sets)
+        marked = [text for text in before.met if text != reasons.KEPT]
         leaving = packet._replace(mark=before.mark)
         choices = []
         for address, port in real_servers:
             outcome = self.trace(Hook.NAT_POSTROUTING, leaving._replace(destination=address, port=port), sets)
             is_kept = outcome.ending is Ending.NONE
-            why = before.met[0] if before.met else outcome.met[0] if not is_kept else ""
+            why = marked[0] if marked else outcome.met[0] if not is_kept else ""
             choices.append(SourceChoice(is_kept=is_kept, address=outcome.detail, why=why))
         return choices

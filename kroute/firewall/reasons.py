@@ -27,6 +27,7 @@ FROM_POD = "an answer of a pod from an address of Services"
 HOST_PORT = "a port of the node itself, which is not for this address"
 REFUSED = "refused at once"
 BEHIND_VIP = "a port of the node itself, behind an endpoint that is a VIP"
+KEPT = "an address of Services, which no other program leads elsewhere"
 
 NEW_CONNECTIONS = "kroute: Services, for new connections"
 ANSWERS = "kroute: answers"

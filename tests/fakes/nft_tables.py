@@ -40,9 +40,10 @@ NAT_AFTER = -200
 HOOKS_OF_EXPRESSIONS = {
     "masq": {"postrouting"},
     "nat": {"postrouting", "input"},
+    "dnat": {"prerouting", "output"},
     "reject": {"prerouting", "input", "forward", "output"},
 }
-"""Where a base chain may reach an expression; `nat` means that of a source."""
+"""Where a base chain may reach an expression; `nat` means that of a source, `dnat` the same of a destination."""
 LONGEST_COMMENT = 127
 
 
@@ -150,8 +151,9 @@ class FakeNftTable:
             except RecursionError:
                 return errno.EMLINK
             rules = [rule for name in reached for _handle, rule in self.rules[name]]
-            for name, _parts in (parse_expression(it) for rule in rules for it in rule.expressions):
-                if base.hook not in HOOKS_OF_EXPRESSIONS.get(name, {base.hook}):
+            for name, parts in (parse_expression(it) for rule in rules for it in rule.expressions):
+                of_destination = name == "nat" and int.from_bytes(parts[1], "big") == 1
+                if base.hook not in HOOKS_OF_EXPRESSIONS.get("dnat" if of_destination else name, {base.hook}):
                     return errno.EOPNOTSUPP
                 if name in {"masq", "nat"} and base.type != "nat":
                     return errno.EOPNOTSUPP

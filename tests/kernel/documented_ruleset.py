@@ -165,11 +165,17 @@ CHAINS: dict[str, tuple[str, dict[str, str]]] = {
         {
             "type": "dstnat is -100; the five before it let kroute mark before anybody translates.",
             "jump": "All packets that come in.",
+            "ip daddr": "The address stays, and no chain behind this replaces it: portmap's would, by that of a host port's"
+            " pod.",
         },
     ),
     "nat-output": (
         "The same for this node's own processes.",
-        {"type": "nft has no word for dstnat here. IPVS follows at -98.", "jump": "All packets that go out."},
+        {
+            "type": "nft has no word for dstnat here. IPVS follows at -98.",
+            "jump": "All packets that go out.",
+            "ip daddr": "As in nat-prerouting.",
+        },
     ),
     "nat-postrouting": (
         "What leaves, now with the real server as its destination.",

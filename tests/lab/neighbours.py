@@ -8,6 +8,7 @@ hostip_mgr.go), felix/config/config_params.go; cloudnativelabs/kube-router pkg/c
 
 import ipaddress
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -81,8 +82,11 @@ def run_felix(node: Node, workloads: Iterable[Workload]) -> bool:
     return has_ipvs
 
 
-def run_portmap(pod: Pod, host_port: int, port: int) -> None:
-    """Have the CNI plugin portmap lead a TCP port of the pod's node to one of the pod, as a container runtime does."""
+def run_portmap(pod: Pod, host_port: int, port: int, tools: str = "") -> None:
+    """Have the CNI plugin portmap lead a TCP port of the pod's node to one of the pod, as a container runtime does.
+
+    `tools` is a directory with `iptables` and `ip6tables`, if not the node's own are to be called.
+    """
     ips = [
         {"version": "4", "address": f"{pod.ip}/24", "interface": 0},
         {"version": "6", "address": f"{pod.ip6}/64", "interface": 0},
@@ -96,7 +100,7 @@ def run_portmap(pod: Pod, host_port: int, port: int) -> None:
         "runtimeConfig": {"portMappings": [{"hostPort": host_port, "containerPort": port, "protocol": "tcp"}]},
         "prevResult": {"cniVersion": "0.4.0", "interfaces": [{"name": "eth0", "sandbox": sandbox}], "ips": ips},
     }
-    environment = ("CNI_COMMAND=ADD", f"CNI_CONTAINERID={pod.name}", f"CNI_NETNS={sandbox}", "CNI_IFNAME=eth0")
+    environment = (f"PATH={tools}:{os.environ['PATH']}", "CNI_COMMAND=ADD", f"CNI_CONTAINERID={pod.name}", f"CNI_NETNS={sandbox}", "CNI_IFNAME=eth0")
     pod.node.run("env", *environment, f"CNI_PATH={PLUGINS}", f"{PLUGINS}/portmap", stdin=json.dumps(asked))
 
 

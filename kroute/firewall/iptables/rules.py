@@ -1,8 +1,9 @@
 """All rules of one family, in the order in which packets meet them. Their number does not depend on that of Services.
 
 **nat**: a packet is marked on its way in (PREROUTING, or OUTPUT for this node's own packets), while it still has the
-destination that the client used. IPVS then replaces that by a real server's address. On the way out (POSTROUTING) only
-the mark tells which packets to masquerade.
+destination that the client used. What is for a VIP then passes no more rules of this table there: those of portmap
+would lead it to a host port. IPVS replaces the destination by a real server's address. On the way out (POSTROUTING)
+only the mark tells which packets to masquerade.
 
 **filter**: IPVS takes packets of pods and outside clients in the hook LOCAL_IN, after these rules. So the rules see
 such packets with the destination that the client used. IPVS takes packets of this node's own processes in LOCAL_OUT,
@@ -127,10 +128,13 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
                 f"{comment('the mark has done its duty')} -j MARK --set-xmark {mark}/0x0",
                 f"{comment(reasons.MARKED)} {translation} --random-fully",
             ],
+            "KROUTE-KEEP": [f"{comment(reasons.KEPT)} {in_set(family, AddressSet.VIP)} -j ACCEPT"],
         },
         jumps=[
             ("PREROUTING", f"{comment(reasons.FROM_ELSEWHERE)} -j KROUTE-SERVICES"),
+            ("PREROUTING", f"{comment(reasons.FROM_ELSEWHERE)} -j KROUTE-KEEP"),
             ("OUTPUT", f"{comment(reasons.OF_THIS_NODE)} -j KROUTE-SERVICES"),
+            ("OUTPUT", f"{comment(reasons.OF_THIS_NODE)} -j KROUTE-KEEP"),
             ("POSTROUTING", f"{comment('kroute: masquerading')} -j KROUTE-POSTROUTING"),
         ],
     )

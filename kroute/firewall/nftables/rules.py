@@ -4,7 +4,8 @@
 that by a real server's address. On the way out only the mark tells which packets to masquerade. The kernel shows the
 first packet of a connection to all chains of type nat in the order of their priorities, and stops at the first that
 translates it. kroute's are a little before the standard ones, where most programs have theirs. So no program can keep a
-packet from being marked, and none translates what kroute masquerades.
+packet from being marked, and none translates what kroute masquerades. What is for a VIP is translated to the VIP
+itself, so that none leads it elsewhere, as portmap leads its host ports on every local address.
 
 **filter**: IPVS takes packets of pods and outside clients in the hook LOCAL_IN, after these rules. So the rules see
 such packets with the destination that the client used. IPVS takes packets of this node's own processes in LOCAL_OUT,
@@ -33,6 +34,7 @@ from kroute.firewall.nftables.statements import (
     has_mark,
     in_set,
     jump,
+    keep_destination,
     leave,
     masqueraded,
     more_than_syn,
@@ -70,7 +72,7 @@ FILTER, MANGLE = 0, -150
 """NF_IP_PRI_FILTER and NF_IP_PRI_MANGLE."""
 BEFORE_OTHERS = 5
 
-ENDS = {Verb.DROP: Ending.DROPPED, Verb.REFUSE: Ending.REFUSED, Verb.TRANSLATE: Ending.TRANSLATED}
+ENDS = {Verb.KEEP: Ending.ACCEPTED, Verb.DROP: Ending.DROPPED, Verb.REFUSE: Ending.REFUSED, Verb.TRANSLATE: Ending.TRANSLATED}
 """The verbs that end a packet's way through the hook."""
 
 
@@ -234,16 +236,17 @@ def _own_answers(family: Family) -> list[Rule]:
 def nat_chains(settings: Settings, family: Family, node: NodeFacts) -> list[ChainRules]:
     """Each chain is before those that jump to it."""
     before_ipvs, behind_ipvs = DESTINATION_NAT - BEFORE_OTHERS, SOURCE_NAT - BEFORE_OTHERS
+    kept = rule(reasons.KEPT, in_set(family, AddressSet.VIP), keep_destination(family))
     return [
         ChainRules(Chain(MARK), _marking(settings, family, node)),
         ChainRules(
             Chain("nat-prerouting", "nat", "prerouting", before_ipvs),
-            [rule(reasons.FROM_ELSEWHERE, jump(MARK))],
+            [rule(reasons.FROM_ELSEWHERE, jump(MARK)), kept],
             Hook.NAT_PREROUTING,
         ),
         ChainRules(
             Chain("nat-output", "nat", "output", before_ipvs),
-            [rule(reasons.OF_THIS_NODE, jump(MARK))],
+            [rule(reasons.OF_THIS_NODE, jump(MARK)), kept],
             Hook.NAT_OUTPUT,
         ),
         ChainRules(

@@ -26,6 +26,7 @@ from kroute.kernel.nftables.expressions import (
     bitwise,
     compare,
     ct,
+    destination_nat,
     fib_type_of_destination,
     immediate,
     lookup,
@@ -66,6 +67,7 @@ class Verb(Enum):
 
     JUMP = auto()
     RETURN = auto()
+    KEEP = auto()
     DROP = auto()
     REFUSE = auto()
     TRANSLATE = auto()
@@ -378,6 +380,13 @@ def translated(family: Family, address: str) -> Statement:
         immediate(AT, pack_address(address)),
         source_nat(family.number, AT, fully_random=True),
     )
+
+
+def keep_destination(family: Family) -> Statement:
+    """Replace the destination by itself, so that no other chain replaces it."""
+    addresses = _ADDRESSES[family]
+    kept = addresses.load(AT, End.DESTINATION), destination_nat(family.number, AT)
+    return _ending(f"dnat to {addresses.name(End.DESTINATION)}", Action(Verb.KEEP), *kept)
 
 
 def refusals(family: Family) -> list[Statement]:

@@ -179,6 +179,11 @@ def source_nat(family: int, address: int, *, fully_random: bool) -> bytes:
     return _expression("nat", be32(1, 0), be32(2, family), be32(3, address), be32(4, address), be32(7, flags))
 
 
+def destination_nat(family: int, address: int) -> bytes:
+    """Replace the destination by the address in a register. `family` is AF_INET or AF_INET6."""
+    return _expression("nat", be32(1, 1), be32(2, family), be32(3, address), be32(4, address), be32(7, 0x1))
+
+
 def reject(refusal: Refusal, code: int = 0) -> bytes:
     """Answer that the packet is refused, and drop it. `code` is that of the ICMP message."""
     parts = [be32(1, refusal)]

@@ -107,7 +107,7 @@ async def test_flushed_rules_are_back_after_the_resync(tmp_path: Path, table: st
         rules.clear()
     await node.resync()
     assert rules_in(node, table=table) == before
-    assert node.masquerade.statistics().repairs == {"nat": 6, "mangle": 3, "filter": 7}[table]
+    assert node.masquerade.statistics().repairs == {"nat": 7, "mangle": 3, "filter": 7}[table]
 
 
 async def test_foreign_rules_and_sets_stay_and_cleanup_leaves_nothing_else(tmp_path: Path) -> None:
