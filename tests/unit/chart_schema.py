@@ -90,6 +90,7 @@ def schema() -> Schema:
                 ),
                 "iptables": _BOOLEAN,
                 "loadModules": _BOOLEAN,
+                "admission": _BOOLEAN,
                 "directors": {"type": "array", "items": _director()},
                 "serviceAccount": _closed({"create": _BOOLEAN, "name": _NAME, "annotations": _TEXTS}),
                 "podMonitor": _closed(

@@ -52,6 +52,7 @@ EVERY_VALUE = {
     "extraVolumes": [{"name": "extra", "emptyDir": {}}],
     "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
     "config": {"configMap": "kube-proxy"},
+    "admission": True,
     "migration": {"byLabel": True, "handOverTo": "kube-router"},
     "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Network"}},
 }
@@ -127,6 +128,7 @@ def test_the_objects_are_those_of_kustomize(name: str, values: dict[str, Any]) -
     [
         ("iptables", {"iptables": True}),
         ("modules-of-the-host", {"loadModules": False}),
+        ("admission", {"admission": True}),
         ("pod-weights", {"settings": {"pod-weights": True}}),
         ("direct-return", {"settings": {"direct-return": True}}),
     ],
