@@ -165,8 +165,8 @@ CHAINS: dict[str, tuple[str, dict[str, str]]] = {
         {
             "type": "dstnat is -100; the five before it let kroute mark before anybody translates.",
             "jump": "All packets that come in.",
-            "ip daddr": "The address stays, and no chain behind this replaces it: portmap's would, by that of a host port's"
-            " pod.",
+            "ip daddr": "The address stays, and no chain behind this replaces it: portmap's would, by that of a host"
+            " port's pod.",
         },
     ),
     "nat-output": (

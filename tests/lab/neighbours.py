@@ -100,8 +100,9 @@ def run_portmap(pod: Pod, host_port: int, port: int, tools: str = "") -> None:
         "runtimeConfig": {"portMappings": [{"hostPort": host_port, "containerPort": port, "protocol": "tcp"}]},
         "prevResult": {"cniVersion": "0.4.0", "interfaces": [{"name": "eth0", "sandbox": sandbox}], "ips": ips},
     }
-    environment = (f"PATH={tools}:{os.environ['PATH']}", "CNI_COMMAND=ADD", f"CNI_CONTAINERID={pod.name}", f"CNI_NETNS={sandbox}", "CNI_IFNAME=eth0")
-    pod.node.run("env", *environment, f"CNI_PATH={PLUGINS}", f"{PLUGINS}/portmap", stdin=json.dumps(asked))
+    environment = ("CNI_COMMAND=ADD", f"CNI_CONTAINERID={pod.name}", f"CNI_NETNS={sandbox}", "CNI_IFNAME=eth0")
+    path = f"PATH={tools}:{os.environ['PATH']}"
+    pod.node.run("env", path, *environment, f"CNI_PATH={PLUGINS}", f"{PLUGINS}/portmap", stdin=json.dumps(asked))
 
 
 def _set(name: str, is_ipv6: bool) -> str:

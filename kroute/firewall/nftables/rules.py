@@ -72,7 +72,12 @@ FILTER, MANGLE = 0, -150
 """NF_IP_PRI_FILTER and NF_IP_PRI_MANGLE."""
 BEFORE_OTHERS = 5
 
-ENDS = {Verb.KEEP: Ending.ACCEPTED, Verb.DROP: Ending.DROPPED, Verb.REFUSE: Ending.REFUSED, Verb.TRANSLATE: Ending.TRANSLATED}
+ENDS = {
+    Verb.KEEP: Ending.ACCEPTED,
+    Verb.DROP: Ending.DROPPED,
+    Verb.REFUSE: Ending.REFUSED,
+    Verb.TRANSLATE: Ending.TRANSLATED,
+}
 """The verbs that end a packet's way through the hook."""
 
 
