@@ -124,7 +124,8 @@ class _Passage:
 class StageGate:
     """Knows for each stage the newest generation of each owner that has passed it, and which have yet to pass it.
 
-    `passages` counts, for each stage, how often revisions have passed it. `progress` is when a controller wrote last.
+    `passages` counts, for each stage, how often revisions have passed it. What waits for others, and not without a limit,
+    counts its wait from `waits_count_from` at the earliest.
     """
 
     def __init__(self) -> None:
@@ -132,7 +133,7 @@ class StageGate:
         self._waiting: dict[Stage, list[tuple[asyncio.Event, Needs]]] = defaultdict(list)
         """The controllers that wait for each stage: what wakes them, and for which revisions."""
         self._followers: list[Follower] = []
-        self.progress = -math.inf
+        self.waits_count_from = -math.inf
         self.passages: Counter[Stage] = Counter()
 
     def join(
@@ -254,9 +255,9 @@ class StageGate:
         """Whether any controller that prepares plans is in a pass."""
         return any(passage.works() for passage in self._passages.values())
 
-    def proceed(self, now: float) -> None:
-        """Note that a controller has written something at `now`, in seconds; `progress` keeps the last such time."""
-        self.progress = now
+    def restart_waits(self, now: float) -> None:
+        """Count all waits from `now` on, in seconds: a controller has written something, or is still at work."""
+        self.waits_count_from = now
 
     def revoke(self, stage: Stage, owners: Iterable[ObjectKey]) -> None:
         """Say that these owners have lost the stage, and wake the controller that acts upon it."""

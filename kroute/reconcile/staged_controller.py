@@ -204,7 +204,7 @@ class StagedController(Controller, Generic[K, V]):
                 self._put_back(due, {delta.key for delta in found}, {delta.key for delta in deltas})
             if deltas:
                 if self._writer.conclude(deltas, await self.apply(deltas)):
-                    self.gate.proceed(self.clock())
+                    self.gate.restart_waits(self.clock())
                 size = _next_size(size, len(deltas), time.monotonic() - began)
             if due:
                 if is_any_complete:

@@ -207,7 +207,7 @@ class ServiceProxy(Controller):
         written = self.status.counters.writes
         await self._servers.write(self._vips.desired.is_leaving, self._is_held)
         if self.status.counters.writes > written:
-            self._gate.proceed(self.clock())
+            self._gate.restart_waits(self.clock())
 
     async def _say_served(self) -> None:
         await self._readiness.end_waits(self._servers.desired.is_settled, self.clock())
@@ -217,7 +217,7 @@ class ServiceProxy(Controller):
         bound = await self._vips.bind(self._readiness.may_bind, self._has_route)
         if bound:
             self._flows.suspect(behind(bound, self._vips.desired.owners, self._plans, self._servers.desired.applied))
-        if not self.live.is_set() and self._readiness.is_over:
+        if not self.live.is_set() and self._readiness.nobody_waits:
             self.live.set()
 
     async def _say_withdrawn(self) -> None:
@@ -278,7 +278,7 @@ class ServiceProxy(Controller):
 
     def _is_served(self, plan: Revision) -> bool:
         """Whether a plan is SERVED. A plan without virtual servers also needs its set entries: they refuse packets."""
-        return self._readiness.is_ready(plan.key) or (
+        return self._readiness.is_ready_or_overdue(plan.key) or (
             self._servers.desired.is_settled(plan.key) and self._gate.has_passed(plan, ENTRIES_PREPARED)
         )
 
@@ -292,4 +292,4 @@ class ServiceProxy(Controller):
             return False
         if plan is EARLIER_RUN:
             return self.live.is_set()
-        return self._servers.desired.is_settled(plan.key) or self._readiness.is_ready(plan.key)
+        return self._servers.desired.is_settled(plan.key) or self._readiness.is_ready_or_overdue(plan.key)

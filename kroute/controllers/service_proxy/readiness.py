@@ -53,18 +53,18 @@ _FamilyOfService = tuple[ObjectKey, Family]
 
 
 class _Wait:
-    """A plan that waits. `since` is when the wait began (None: with the next pass); `is_over`: it was long enough."""
+    """A plan that waits. `since` is when the wait began (None: with the next pass); `has_run_out`: it was long enough."""
 
     def __init__(self, plan: ServicePlan) -> None:
         self.plan = plan
         self.since: float | None = None
-        self.is_over = False
+        self.has_run_out = False
 
 
 class _Restricted(_Wait):
     """The restricted ports of one Service in one family. `unenforced` are those whose ranges may not be enforced.
 
-    They get no edit that admits clients. When the wait is over, they are closed.
+    They get no edit that admits clients. When the wait has run out, they are closed.
     """
 
     def __init__(self, plan: ServicePlan, ports: _Ports, before: "_Restricted | None") -> None:
@@ -72,7 +72,7 @@ class _Restricted(_Wait):
         self.ports = ports
         self.unenforced: _Ports = ports - (before.ports - before.unenforced) if before is not None else ports
         if before is not None and self.unenforced:
-            self.since, self.is_over = before.since, before.is_over
+            self.since, self.has_run_out = before.since, before.has_run_out
 
 
 class Readiness:
@@ -98,7 +98,7 @@ class Readiness:
         if plan.virtual_servers or plan.vips:
             self.add(plan)
         else:
-            self.forget(plan.key)
+            self._waiting.pop(plan.key, None)
         if plan.tunnel_ends:
             self._tunnelled[plan.key] = plan
         else:
@@ -121,16 +121,12 @@ class Readiness:
         else:
             self._waiting[plan.key] = _Wait(plan)
 
-    def forget(self, key: ObjectKey) -> None:
-        """End the Service's wait."""
-        self._waiting.pop(key, None)
-
     def servers(self, plan: ServicePlan) -> Mapping[VirtualServerKey, VirtualServer]:
         """The plan's virtual servers as they may be now: closed ports without real servers, and no unready pods."""
         servers = {server.key: server for server in plan.virtual_servers}
         for family in Family if self._restricted else ():
             restricted = self._restricted.get((plan.key, family))
-            if restricted is not None and restricted.is_over:
+            if restricted is not None and restricted.has_run_out:
                 closed = {key: servers[key] for key in restricted.unenforced & servers.keys()}
                 servers |= {key: msgspec.structs.replace(server, real_servers=()) for key, server in closed.items()}
         return self._pods.served(plan, servers) if plan.tunnel_ends else servers
@@ -138,7 +134,7 @@ class Readiness:
     # The course of time
 
     def look(self, now: float) -> list[ServicePlan]:
-        """Find the waits that are over, and what was granted or revoked; call this at the beginning of a write.
+        """Find the waits that have run out, and what was granted or revoked; call this at the beginning of a write.
 
         Returns the plans whose `servers` have changed by that.
         """
@@ -149,7 +145,7 @@ class Readiness:
                 if (restricted := self._restricted.get((owner, family))) is not None:
                     restricted.unenforced = restricted.ports
                     self._unenforced.add((owner, family))
-                    if restricted.is_over:
+                    if restricted.has_run_out:
                         changed.append(restricted.plan)
         for key in list(self._unenforced):
             if self._update(self._restricted[key], key[1], now):
@@ -164,11 +160,11 @@ class Readiness:
         """Find the Services that were waited for long enough."""
         due = self._next_overdue()
         if due is not None and (self._gate.any_preparer_is_busy or now > due + LATE):
-            self._gate.proceed(now)
+            self._gate.restart_waits(now)
             due = self._next_overdue()
         if due is not None and now >= due:
             for wait in self._waiting.values():
-                wait.is_over = wait.is_over or (wait.since is not None and now >= self._due(wait.since))
+                wait.has_run_out = wait.has_run_out or (wait.since is not None and now >= self._due(wait.since))
 
     async def end_waits(self, are_servers_right: Callable[[ObjectKey], bool], now: float) -> None:
         """Begin new waits, and end those of Services that are ready or, with a warning, have waited for long enough.
@@ -181,10 +177,10 @@ class Readiness:
                 await asyncio.sleep(0)
             for key, wait in waiting:
                 if self._gate.has_passed(wait.plan, ROUTES_PREPARED, ENTRIES_PREPARED) and are_servers_right(key):
-                    self.forget(key)
-                elif wait.is_over:
+                    del self._waiting[key]
+                elif wait.has_run_out:
                     late.append(key)
-                    self.forget(key)
+                    del self._waiting[key]
                 elif wait.since is None:
                     wait.since = now
         if late:
@@ -195,7 +191,7 @@ class Readiness:
         if not self._unenforced:
             return self._next_overdue()
         restricted = [self._restricted[key] for key in self._unenforced]
-        closings = [self._due(wait.since) for wait in restricted if wait.since is not None and not wait.is_over]
+        closings = [self._due(wait.since) for wait in restricted if wait.since is not None and not wait.has_run_out]
         return earliest(self._next_overdue(), *closings)
 
     # The questions
@@ -205,10 +201,10 @@ class Readiness:
         if self._pods.ready is None and (plan := self._tunnelled.get(owner)) and key.address in plan.direct_vips:
             return False
         restricted = self._restricted.get((owner, family_of(key.address))) if self._restricted else None
-        if restricted is not None and key in restricted.unenforced and not restricted.is_over:
+        if restricted is not None and key in restricted.unenforced and not restricted.has_run_out:
             return False
         wait = self._waiting.get(owner)
-        return wait is None or wait.is_over or self._gate.has_passed(wait.plan, ENTRIES_PREPARED)
+        return wait is None or wait.has_run_out or self._gate.has_passed(wait.plan, ENTRIES_PREPARED)
 
     def may_bind(self, owner: ObjectKey, address: str) -> bool:
         """Whether the address may be bound for this Service."""
@@ -217,7 +213,7 @@ class Readiness:
         key = (owner, family_of(address))
         return key not in self._unenforced or all(port.address != address for port in self._restricted[key].unenforced)
 
-    def is_ready(self, key: ObjectKey) -> bool:
+    def is_ready_or_overdue(self, key: ObjectKey) -> bool:
         """Whether the Service has all that its addresses wait for, or has waited for long enough."""
         return key not in self._waiting
 
@@ -226,24 +222,24 @@ class Readiness:
         return any(True for revision in revisions if revision.key in self._waiting)
 
     @property
-    def is_over(self) -> bool:
+    def nobody_waits(self) -> bool:
         """Whether no Service waits."""
         return not self._waiting
 
     def _update(self, restricted: _Restricted, family: Family, now: float) -> bool:
         """Find whether the source ranges are enforced by now; returns whether that closes or opens the ports."""
-        was_closed = restricted.is_over
+        was_closed = restricted.has_run_out
         if self._gate.has_passed(restricted.plan, ENFORCED[family]):
-            restricted.unenforced, restricted.since, restricted.is_over = frozenset(), None, False
+            restricted.unenforced, restricted.since, restricted.has_run_out = frozenset(), None, False
             if was_closed:
                 ports = sorted(map(str, restricted.ports))
                 log.info("source_ranges.enforced", service=str(restricted.plan.key), ports=ports)
             return was_closed
         restricted.since = now if restricted.since is None else restricted.since
-        restricted.is_over = was_closed or now >= self._due(restricted.since)
-        if restricted.is_over and not was_closed:
+        restricted.has_run_out = was_closed or now >= self._due(restricted.since)
+        if restricted.has_run_out and not was_closed:
             self._report(restricted.plan.key, _problem(restricted.unenforced))
-        return restricted.is_over is not was_closed
+        return restricted.has_run_out is not was_closed
 
     def _affected_by_pods(self) -> list[ServicePlan]:
         """The plans with a pod that has become ready, or is no longer ready, since the last look."""
@@ -262,7 +258,7 @@ class Readiness:
 
     def _due(self, since: float) -> float:
         """When a wait that began at `since` is long enough."""
-        return min(max(since, self._gate.progress) + PATIENCE, since + LONGEST_PATIENCE)
+        return min(max(since, self._gate.waits_count_from) + PATIENCE, since + LONGEST_PATIENCE)
 
 
 def _server_key(element: Iterable[str | int]) -> VirtualServerKey:
