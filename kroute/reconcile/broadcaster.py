@@ -42,28 +42,18 @@ class Subscription:
         self._has_started = started
         self._waiting: dict[ObjectKey, Plan] = {plan.key: plan for plan in current}
         self._since = time.monotonic()
-        self._arrived = asyncio.Event()
         self._waker: asyncio.Event | None = None
-        if started:
-            self._arrived.set()
-
-    async def wait(self) -> None:
-        """Return as soon as plans wait. The first call returns when the initial sync is complete."""
-        await self._arrived.wait()
-
-    @property
-    def has_arrived(self) -> bool:
-        """Whether plans wait. Always False before the initial sync is complete."""
-        return self._arrived.is_set()
+        self.has_arrived = started
+        """Whether plans wait. False before the initial sync is complete; True when it is, even if there are none."""
 
     def notify(self, waker: asyncio.Event) -> None:
-        """Also set `waker` whenever plans arrive, so that the subscriber can wait for other events as well."""
+        """Set `waker` whenever plans arrive."""
         self._waker = waker
 
     def take(self) -> dict[ObjectKey, Plan]:
         """Take all plans that wait: the newest of each Service and of the node."""
         taken, self._waiting = self._waiting, {}
-        self._arrived.clear()
+        self.has_arrived = False
         return taken
 
     def statistics(self) -> QueueStatistics:
@@ -87,7 +77,7 @@ class Subscription:
         if not wake or (self._has_started and not has_news):
             return
         self._has_started = True
-        self._arrived.set()
+        self.has_arrived = True
         if self._waker is not None:
             self._waker.set()
 

@@ -43,7 +43,11 @@ def new_agent() -> Agent:
 
 async def taken(subscription: Subscription) -> list[str]:
     """Return the names of the Services whose plans come next."""
-    await subscription.wait()
+    waker = asyncio.Event()
+    subscription.notify(waker)
+    while not subscription.has_arrived:
+        await waker.wait()
+        waker.clear()
     return [key.name for key in subscription.take() if key != NodePlan.key]
 
 

@@ -22,22 +22,12 @@ def generations(subscription: Subscription) -> dict[str, int]:
     return {key.name: taken.generation for key, taken in subscription.take().items()}
 
 
-async def waits(subscription: Subscription) -> bool:
-    """Whether the subscriber would have to wait now."""
-    try:
-        async with asyncio.timeout(0):
-            await subscription.wait()
-    except TimeoutError:
-        return True
-    return False
-
-
 async def test_each_subscriber_gets_each_plan_once() -> None:
     broadcaster = Broadcaster()
     first, second = broadcaster.subscribe("first"), broadcaster.subscribe("second")
     broadcaster.publish([plan("a", generation=1), plan("b", generation=2)])
     for subscription in (first, second):
-        await subscription.wait()
+        assert subscription.has_arrived
         assert generations(subscription) == {"a": 1, "b": 2}
         assert generations(subscription) == {}
 
@@ -84,28 +74,29 @@ async def test_a_late_subscriber_gets_the_current_plans_and_not_those_that_went(
     broadcaster.publish([plan("a", generation=1), plan("b", generation=2), plan("c", generation=3)])
     broadcaster.publish([plan("a", generation=4), gone("b")])
     late = broadcaster.subscribe("late")
-    await late.wait()
+    assert late.has_arrived
     assert generations(late) == {"a": 4, "c": 3}
 
 
 async def test_subscribers_wait_for_the_first_publish() -> None:
     broadcaster = Broadcaster()
     subscription = broadcaster.subscribe("s")
-    assert await waits(subscription)
-    async with asyncio.TaskGroup() as tasks:
-        waiter = tasks.create_task(subscription.wait())
-        broadcaster.publish([plan()])
-    assert waiter.done()
+    assert not subscription.has_arrived
+    waker = asyncio.Event()
+    subscription.notify(waker)
+    broadcaster.publish([plan()])
+    assert waker.is_set()
+    assert subscription.has_arrived
     assert generations(subscription) == {"web": 1}
-    assert await waits(subscription)
+    assert not subscription.has_arrived
 
 
 async def test_the_first_publish_wakes_subscribers_even_without_any_service() -> None:
     broadcaster = Broadcaster()
     early = broadcaster.subscribe("early")
     broadcaster.publish([])
-    assert not await waits(early)
-    assert not await waits(broadcaster.subscribe("late"))
+    assert early.has_arrived
+    assert broadcaster.subscribe("late").has_arrived
 
 
 async def test_of_an_initial_sync_in_parts_subscribers_are_told_when_it_is_complete() -> None:
@@ -116,13 +107,9 @@ async def test_of_an_initial_sync_in_parts_subscribers_are_told_when_it_is_compl
     broadcaster.publish([plan("a", generation=1)], more=True)
     between = broadcaster.subscribe("between")
     broadcaster.publish([plan("b", generation=2)], more=True)
-    assert [await waits(early), waker.is_set(), await waits(between), broadcaster.has_started] == [
-        *(True, False, True, False)
-    ]
+    assert [early.has_arrived, waker.is_set(), between.has_arrived, broadcaster.has_started] == [False] * 4
     broadcaster.publish([])
-    assert [await waits(early), waker.is_set(), await waits(between), broadcaster.has_started] == [
-        *(False, True, False, True)
-    ]
+    assert [early.has_arrived, waker.is_set(), between.has_arrived, broadcaster.has_started] == [True] * 4
     assert generations(early) == generations(between) == {"a": 1, "b": 2}
 
 
@@ -138,7 +125,7 @@ async def test_a_plan_without_news_wakes_nobody_who_reads_little() -> None:
     waker.clear()
     broadcaster.publish([plan("a", generation=2)])
     assert not waker.is_set()
-    assert await waits(choosy)
+    assert not choosy.has_arrived
     assert [it.depth for it in broadcaster.statistics()] == [0, 1]
     assert generations(choosy) == {}
     assert generations(other) == {"a": 2}
@@ -151,9 +138,9 @@ async def test_who_reads_little_is_woken_by_the_end_of_the_initial_sync_all_the_
     broadcaster = Broadcaster()
     choosy = broadcaster.subscribe("choosy", lambda _now, _before: False)
     broadcaster.publish([plan()], more=True)
-    assert await waits(choosy)
+    assert not choosy.has_arrived
     broadcaster.publish([])
-    assert not await waits(choosy)
+    assert choosy.has_arrived
 
 
 async def test_no_plans_wake_nobody_after_the_initial_sync() -> None:
@@ -162,7 +149,7 @@ async def test_no_plans_wake_nobody_after_the_initial_sync() -> None:
     broadcaster.publish([])
     subscription.take()
     broadcaster.publish([])
-    assert await waits(subscription)
+    assert not subscription.has_arrived
 
 
 async def test_after_the_initial_sync_each_part_goes_out_at_once() -> None:
@@ -171,7 +158,7 @@ async def test_after_the_initial_sync_each_part_goes_out_at_once() -> None:
     broadcaster.publish([])
     subscription.take()
     broadcaster.publish([plan("a", generation=1)], more=True)
-    assert not await waits(subscription)
+    assert subscription.has_arrived
     assert generations(subscription) == {"a": 1}
 
 
@@ -232,7 +219,7 @@ async def test_a_plan_without_news_is_skipped_unless_one_before_it_still_waits()
     broadcaster.publish([plan(generation=3)])
     broadcaster.publish([plan(generation=4)])
     assert generations(subscription) == {}
-    assert await waits(subscription)
+    assert not subscription.has_arrived
     assert skipped == [(2, 3), (3, 4)]
     broadcaster.publish([gone(generation=5)])
     assert generations(subscription) == {"web": 5}
