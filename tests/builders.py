@@ -48,7 +48,7 @@ from kroute.model.plan import (
 from kroute.model.steps import finish
 from kroute.planning.backend_slices import BackendSlice, read_slice
 from kroute.planning.plan_service import planning
-from kroute.reconcile.stage_gate import GOING_LIVE, StageGate
+from kroute.reconcile.stage_gate import GOING_LIVE, Revision, Stage, StageGate
 from kroute.settings import Settings
 
 NODE = "node1"
@@ -231,6 +231,11 @@ def stage_gate() -> StageGate:
     gate = StageGate()
     gate.join(asyncio.Event(), says=dict.fromkeys(GOING_LIVE, lambda _: False))
     return gate
+
+
+def say(gate: StageGate, stage: Stage, revisions: Iterable[Revision]) -> None:
+    """Let these pass the stage, as `StageGate.advance` does with candidates that the stage's controller finds ready."""
+    gate._wake(stage, gate._note(stage, tuple(revisions)))
 
 
 def plan_service(*arguments: Any, **named: Any) -> ServicePlan:

@@ -21,7 +21,7 @@ Every method runs in the event loop's thread. All but `advance` await nothing, s
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NewType, Protocol
 
 from kroute.model.addresses import Family
@@ -32,14 +32,15 @@ Stage = NewType("Stage", str)
 """A point that a plan passes on its way into the kernel. Exactly one controller says which plans have passed it."""
 
 ENTRIES_PREPARED = Stage("entries-prepared")
-"""masquerade: the plan's set entries are in place."""
+"""masquerade: the plan's set entries are in place, and the rules were checked and, if necessary, attempted once."""
 SERVED = Stage("served")
 """service_proxy: the plan's set entries and virtual servers are in the kernel, or were waited for long enough."""
 ROUTES_PREPARED = Stage("routes-prepared")
 """route_fix: the plan's source routes are in place."""
 WITHDRAWN = Stage("withdrawn")
 """service_proxy: the addresses, virtual servers and real servers that the plan no longer names are deleted, or take no
-new connections."""
+new connections, and the plan's own virtual servers are in the kernel, or were waited for long enough. So a port leaves
+a set after IPVS has changed: what masquerades or refuses its packets stays as long as IPVS serves as before."""
 
 ENFORCED: Mapping[Family, Stage] = {family: Stage(f"enforced-{family.value.lower()}") for family in Family}
 """masquerade: the ports of this family that the plan restricts are in the set RESTRICTED, and the rules that look up
@@ -77,7 +78,8 @@ class _EarlierRun:
 
 EARLIER_RUN: Revision = _EarlierRun()
 """The revision that drops what an earlier run left. The first write of service_proxy deletes its addresses and virtual
-servers. It passes WITHDRAWN once all plans of the initial sync are live; then its routes and set entries go."""
+servers. It passes WITHDRAWN once no Service waits to go live; then its routes and set entries go, except for those of
+the set VIP, which go at once."""
 
 HasPassed = Callable[[Revision], bool]
 
@@ -124,8 +126,8 @@ class _Passage:
 class StageGate:
     """Knows for each stage the newest generation of each owner that has passed it, and which have yet to pass it.
 
-    `passages` counts, for each stage, how often revisions have passed it. What waits for others, and not without a limit,
-    counts its wait from `waits_count_from` at the earliest.
+    `passages` counts, for each stage, how often revisions have passed it. Waits that have a limit count from
+    `waits_count_from` at the earliest.
     """
 
     def __init__(self) -> None:
@@ -180,7 +182,7 @@ class StageGate:
         """
         passage, owner = self._passages[stage], revision.key
         if passage.passed.get(owner, -1) >= before.generation:
-            self.say(stage, (revision,))
+            self._wake(stage, self._note(stage, (revision,)))
             return
         since, newest = passage.renewed.get(owner, (before.generation, before))
         if newest.generation != before.generation:
@@ -211,12 +213,11 @@ class StageGate:
         if all_arrived:
             self._wake(stage, all_arrived)
 
-    def say(self, stage: Stage, revisions: Iterable[Revision]) -> None:
-        """Say that these have passed the stage. The gate forgets a deleted owner that has passed all stages."""
-        self._wake(stage, self._note(stage, tuple(revisions)))
-
     def _note(self, stage: Stage, revisions: Sequence[Revision]) -> Sequence[Revision]:
-        """Remember and report what passes a stage; returns the revisions that do, which may be newer ones."""
+        """Remember and report what passes a stage; returns the revisions that do, which may be newer ones.
+
+        A deleted owner that has passed all stages is forgotten.
+        """
         self.passages[stage] += 1
         passage = self._passages[stage]
         if passage.renewed:
@@ -259,8 +260,10 @@ class StageGate:
         """Count all waits from `now` on, in seconds: a controller has written something, or is still at work."""
         self.waits_count_from = now
 
-    def revoke(self, stage: Stage, owners: Iterable[ObjectKey]) -> None:
-        """Say that these owners have lost the stage, and wake the controller that acts upon it."""
+    def revoke(self, stage: Stage, owners: Collection[ObjectKey]) -> None:
+        """Say that these owners, if any, have lost the stage, and wake the controller that acts upon it."""
+        if not owners:
+            return
         passage = self._passages[stage]
         for owner in owners:
             if (generation := passage.passed.pop(owner, None)) is not None:

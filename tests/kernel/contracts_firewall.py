@@ -28,6 +28,7 @@ from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Shared
 from kroute.reconcile.stage_gate import ENTRIES_PREPARED, WITHDRAWN, StageGate
 from kroute.settings import Exemption, Settings
+from tests.builders import say
 from tests.fakes.firewall_rules import FakeRules
 from tests.unit.fake_node import node_plan, plan, server
 
@@ -211,7 +212,7 @@ class FirewallContract:
 
             watched.after_batch = after_batch
             broadcaster.publish([large])
-            gate.say(WITHDRAWN, [large])
+            say(gate, WITHDRAWN, [large])
             await masquerade.step()
             assert prepared.index(True) < 6 < len(prepared)
             await masquerade.step()

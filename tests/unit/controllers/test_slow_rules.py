@@ -11,6 +11,7 @@ from kroute.controllers.service_proxy.readiness import PATIENCE, Readiness
 from kroute.kernel.errors import KernelError
 from kroute.model.plan import NodePlan
 from kroute.reconcile.stage_gate import ENTRIES_PREPARED, ROUTES_PREPARED
+from tests.builders import say
 from tests.unit.controllers.test_any_firewall import CLUSTER_IPS, PORT, WEB, Node
 from tests.unit.fake_node import node_plan, plan, server
 
@@ -67,7 +68,7 @@ async def test_no_vip_goes_live_before_the_first_rules_however_long_they_take() 
     node.publish(WEB)
     await node.masquerade.start()
     node.gate.join(asyncio.Event(), says={ROUTES_PREPARED: lambda _: True})
-    node.gate.say(ROUTES_PREPARED, [WEB])
+    say(node.gate, ROUTES_PREPARED, [WEB])
     readiness = Readiness(node.gate, lambda *_: None, PreparedPods())
     readiness.add(WEB)
 

@@ -6,7 +6,7 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.stage_gate import GOING_LIVE
 from kroute.telemetry.changes import APART, LATENCY_BOUNDS, ChangeObserver
-from tests.builders import stage_gate
+from tests.builders import say, stage_gate
 
 
 class Clock:
@@ -161,5 +161,5 @@ def test_it_follows_the_stage_gate(clock, observer):
     observer.read([])
     observer.published([plan()])
     for stage in GOING_LIVE:
-        gate.say(stage, iter([plan()]))
+        say(gate, stage, iter([plan()]))
     assert observer.statistics().count == 1

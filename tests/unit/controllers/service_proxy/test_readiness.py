@@ -8,7 +8,7 @@ from kroute.controllers.prepared_pods import PreparedPods
 from kroute.controllers.service_proxy.readiness import LONGEST_PATIENCE, PATIENCE, Readiness
 from kroute.model.objects import ObjectKey
 from kroute.reconcile.stage_gate import ENTRIES_PREPARED, ROUTES_PREPARED, Stage, StageGate
-from tests.builders import stage_gate
+from tests.builders import say, stage_gate
 from tests.unit.fake_node import plan, server
 
 WEB = plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))
@@ -65,7 +65,7 @@ async def test_patience_has_an_end_whatever_is_written() -> None:
 async def test_what_is_prepared_need_not_wait(stages: tuple[Stage, ...]) -> None:
     gate, readiness = await waiting(100.0)
     for stage in stages:
-        gate.say(stage, [WEB])
+        say(gate, stage, [WEB])
     await pass_(readiness, 100.0)
     assert readiness.may_serve(WEB.key, KEY)
     assert readiness.is_ready_or_overdue(WEB.key) == (len(stages) == 2)
