@@ -46,7 +46,7 @@ class DirectReturn(Controller):
     """Owns the steering of VIPs on no link, and the ends of tunnels in pods. `prepared` learns which pods are ready."""
 
     name = "direct_return"
-    first_resync = 1 / 3
+    first_period = 1 / 3
     waits_for = (SERVED, ENTRIES_PREPARED, WITHDRAWN, *ENFORCED.values())
 
     def __init__(self, shared: Shared, tunnels: TunnelClient, prepared: PreparedPods) -> None:

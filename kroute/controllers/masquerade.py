@@ -42,7 +42,7 @@ class Masquerade(StagedController[SetEntry, Present]):
 
     name = "masquerade"
     stage = ENTRIES_PREPARED
-    first_resync = 1 / 3
+    first_period = 1 / 3
     longest_undisturbed = LONGEST_PAUSE_OF_RESYNCS
 
     def __init__(self, shared: Shared, firewall: Firewall) -> None:

@@ -48,7 +48,7 @@ class RouteFix(StagedController[str, SourceRoute]):
     name = "route_fix"
     stage = ROUTES_PREPARED
     waits_for = (WITHDRAWN, SERVED)
-    first_resync = 2 / 3
+    first_period = 2 / 3
 
     def __init__(self, shared: Shared, interface: DummyInterface, routes: RouteClient, monitor: EventSource) -> None:
         super().__init__(shared, DesiredState(agrees), monitor)

@@ -61,8 +61,8 @@ class Controller(ABC):
     """
 
     name: ClassVar[str]
-    first_resync: ClassVar[float] = 1.0
-    """The fraction of the resync period before the second resync. It differs, so controllers resync one by one."""
+    first_period: ClassVar[float] = 1.0
+    """How long the first resync period is, as a part of the others. It differs, so controllers resync one by one."""
     share_of_budget: ClassVar[float] = 1 / 8
     """The part of `Settings.resync_budget` that this controller's resyncs may take. Looks take the rest."""
     longest_undisturbed: ClassVar[float] = LONGEST_UNDISTURBED
@@ -78,7 +78,7 @@ class Controller(ABC):
         self.subscription = shared.broadcaster.subscribe(self.name, self.is_news)
         self._monitor = monitor
         self._events: list[Event | Overrun] = []
-        self._passes: Retries[str] = Retries()
+        self._failed_passes: Retries[str] = Retries()
         share = settings.resync_budget * self.share_of_budget
         self._schedule = ResyncSchedule(settings.resync_period, share, self.clock(), self.longest_undisturbed)
         self._repairs_before = 0
@@ -165,7 +165,7 @@ class Controller(ABC):
         """Make one pass. What the kernel refuses is logged and tried again later, never raised."""
         await self.take()
         now = self.clock()
-        if not self._passes.is_waiting(_PASS, now):
+        if not self._failed_passes.is_waiting(_PASS, now):
             await self.guarded(partial(self._pass, now), now)
 
     async def write_new_changes(self) -> None:
@@ -215,7 +215,7 @@ class Controller(ABC):
 
     async def resync(self) -> None:
         """Scan the kernel; count and log the drift, which the next write repairs."""
-        self._schedule.begins(self.clock(), 1.0 if self.has_adopted else self.first_resync)
+        self._schedule.begins(self.clock(), 1.0 if self.has_adopted else self.first_period)
         drift = await (reading := Metered(self.read()))
         counters = self.status.counters
         if self.has_adopted:
@@ -239,7 +239,7 @@ class Controller(ABC):
 
     def resync_soon(self) -> None:
         """Let the next pass begin with a resync."""
-        self._schedule.resync_by(self.clock())
+        self.resync_by(self.clock())
 
     def resync_by(self, due: float) -> None:
         """Let a pass begin with a resync at this time, on the clock, at the latest."""
@@ -248,7 +248,7 @@ class Controller(ABC):
     @property
     def is_applied_state_known(self) -> bool:
         """Whether the kernel has been scanned, and no pass failed as a whole since."""
-        return self.has_adopted and _PASS not in self._passes
+        return self.has_adopted and _PASS not in self._failed_passes
 
     async def _pass(self, started: float) -> None:
         retry_due = self.status.retries.next_due()
@@ -286,12 +286,12 @@ class Controller(ABC):
         try:
             await self.resync()
         except KernelError as error:
-            if error.errno != errno.EINTR or not self.has_adopted or _PASS in self._passes:
+            if error.errno != errno.EINTR or not self.is_applied_state_known:
                 raise
             log.warning("resync.interrupted", controller=self.name, next_step="nothing is deleted; reading again later")
 
     async def guarded(self, attempt: Callable[[], Awaitable[None]], now: float | None = None) -> None:
-        """Attempt a whole pass. When it fails, the kernel's state is unknown, so the next pass begins with a resync."""
+        """Attempt a whole pass, or the preparation. After a failure the next pass begins with a resync."""
         self.status.begins(self.clock() if now is None else now)
         try:
             await attempt()
@@ -299,11 +299,11 @@ class Controller(ABC):
             if not isinstance(error, (KernelError, LedgerError)) and exhaustion(error) is None:
                 raise
             self.status.failed(error)
-            self._passes.failed(_PASS, self.clock())
+            self._failed_passes.failed(_PASS, self.clock())
             self.resync_soon()
         else:
             self.status.succeeded()
-            self._passes.succeeded(_PASS)
+            self._failed_passes.succeeded(_PASS)
         finally:
             self.status.ends()
 
@@ -323,7 +323,7 @@ class Controller(ABC):
 
     async def _sleep(self) -> None:
         """Wait until something arrives or falls due."""
-        due = self._passes.next_due()
+        due = self._failed_passes.next_due()
         if due is None:
             times = (self._schedule.next_due(), self.status.retries.next_due(), self.next_due())
             due = min(time for time in times if time is not None)
