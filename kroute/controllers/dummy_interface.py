@@ -59,7 +59,7 @@ class DummyInterface:
         elif not state.is_right and self.is_ours:
             await self._links.repair(self.name)
             wrong.append(f"link {self.name} was changed")
-        index = await self._links.index(self.name)
+        index = state.ifindex if state is not None else await self._links.index(self.name)
         if wrong or index != self.index:
             self.index = index
             self.revision += 1

@@ -8,7 +8,7 @@ them. It stays only while old real servers of it drain.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from errno import ENOENT
 
 import structlog
@@ -31,6 +31,7 @@ from kroute.controllers.ipvs.schedulers import Schedulers
 from kroute.controllers.ipvs.server_order import ServerOrder, There, apart_from_moves
 from kroute.controllers.ipvs.table_look import TableLook
 from kroute.kernel.clients import SysctlClient, VirtualServerTable
+from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.objects import (
     AddVirtualServer,
     DeleteRealServer,
@@ -59,6 +60,7 @@ from kroute.reconcile.controller import Shared
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.ledger import Ledger, VirtualServerDeleted, VirtualServerMade
 from kroute.reconcile.pass_status import PassStatus, Report, names_of
+from kroute.reconcile.resync_schedule import earliest
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +68,9 @@ VIRTUAL_SERVERS_A_BATCH = 32
 """Virtual servers that are written together."""
 REAL_SERVERS_A_BATCH = 2000
 """Real servers that are written together, unless one virtual server has more: some 20 ms."""
+
+_Desired = Mapping[VirtualServerKey, VirtualServer | None]
+"""Virtual servers as they are desired; None where nobody wants one."""
 
 Suspect = Callable[[Iterable[VirtualServerKey]], None]
 """Called with virtual servers whose UDP flows may lead to a real server that no longer serves."""
@@ -146,10 +151,11 @@ class VirtualServers:
         return known if known is not None and not self._drains.of(key) and matches_exactly(state, known) else None
 
     async def write(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
-        """Write the deltas, and end drains.
+        """Write the deltas, then delete the real servers that have drained, then virtual servers that have none left.
 
-        A virtual server that nobody wants stays while its address `is_leaving`. One that `is_held` is changed only if
-        it gives packets no new way; it is not even deleted because it has no real servers.
+        First the kernel is asked again for missing schedulers, and weights go on: both may make more deltas. A virtual
+        server that nobody wants stays while its address `is_leaving`. One that `is_held` is changed only if it gives
+        packets no new way; it is not even deleted because it has no real servers.
         """
         await self._ask_again_for_schedulers()
         now = self._status.clock()
@@ -158,11 +164,11 @@ class VirtualServers:
         await self._write_due(is_leaving, is_held)
         await self._end_drains(now)
         if self._status.counters.writes > written and self.desired.unsettled:
-            await self._write_due(is_leaving, is_held)  # virtual servers whose last real server has drained
+            await self._write_due(is_leaving, is_held)
 
     def next_due(self) -> float | None:
         """When the next poll of drains, or the next change of a weight, is due."""
-        return min((due for due in (self._drains.next_due(), self.weights.next_due()) if due is not None), default=None)
+        return earliest(self._drains.next_due(), self.weights.next_due())
 
     def ours(self) -> Set[VirtualServerKey]:
         """The applied and the desired virtual servers, without foreign ones."""
@@ -192,27 +198,42 @@ class VirtualServers:
                 await self._write(keys)
 
     async def _write(self, keys: Sequence[VirtualServerKey]) -> None:
-        await self._ask_for_schedulers(keys)
-        wanted = [server for key in keys if (server := self.desired.desired(key)) is not None]
-        by_order = [server for server in wanted if server.scheduler in SCHEDULERS_BY_ORDER]
-        there = await self._order.read(by_order, self.desired.applied) if by_order else {}
-        edits = {key: self._edit(key, there.get(key)) for key in keys}
+        """Write these virtual servers. The ledger names each before it is made, and as long as it may exist."""
+        desired = {key: self.desired.desired(key) for key in keys}
+        await self._ask_for_schedulers(desired.values())
+        edits = await self._plan_edits(desired)
+        changes = [change for planned in edits.values() for change in planned.changes]
+        moved = {(key, real_server) for key, planned in edits.items() for real_server in planned.moved}
         made = [key for key in keys if key not in self.desired.applied and key not in self._ledger.virtual_servers]
         if made:
             self._ledger.record(VirtualServerMade(key) for key in made)
-        changes = [change for planned in edits.values() for change in planned.changes]
-        moved = {(key, real_server) for key, planned in edits.items() for real_server in planned.moved}
         if losing := [key for key, planned in edits.items() if planned.takes_away]:
-            self._suspect(losing)
+            self._suspect(losing)  # now, in case that the write fails in the middle
         failures = [failure for failure in await self._order.write(changes, moved) if not is_absent(failure)]
+        self._settle(edits, changes, made, failures)
+
+    async def _plan_edits(self, desired: _Desired) -> dict[VirtualServerKey, Edit]:
+        """The edit of each. Where the order of real servers matters, the kernel's is read first."""
+        by_order = [server for server in desired.values() if server and server.scheduler in SCHEDULERS_BY_ORDER]
+        there = await self._order.read(by_order, self.desired.applied) if by_order else {}
+        return {key: self._edit(key, server, there.get(key)) for key, server in desired.items()}
+
+    def _settle(
+        self,
+        edits: Mapping[VirtualServerKey, Edit],
+        changes: Sequence[IpvsChange],
+        made: Iterable[VirtualServerKey],
+        failures: Sequence[Failure[IpvsChange]],
+    ) -> None:
+        """Note what the kernel has now. The ledger forgets what is gone, and what turns out to be another program's."""
         # A virtual server's first refusal is the cause of its later ones, so report that one.
         refusals: dict[KernelKey, str] = {
             planned_key(failure.change.key): str(failure) for failure in reversed(failures)
         }
         taken = {failure.change.key for failure in failures if is_taken(failure)}
-        not_ours = [key for key in made if key in taken]
-        if new := [key for key in keys if key not in taken and key not in self.desired.applied]:
+        if new := [key for key in edits if key not in taken and key not in self.desired.applied]:
             self._suspect(new)
+        not_ours = [key for key in made if key in taken]
         refusals |= {key: self._foreign.refuse(key) for key in not_ours}
         gone = [key for key, planned in edits.items() if planned.is_deletion and key not in refusals]
         if gone or not_ours:
@@ -222,8 +243,7 @@ class VirtualServers:
             if key not in refusals:
                 self._remember(key, planned)
 
-    def _edit(self, key: VirtualServerKey, there: There | None) -> Edit:
-        desired = self.desired.desired(key)
+    def _edit(self, key: VirtualServerKey, desired: VirtualServer | None, there: There | None) -> Edit:
         if desired is None:
             return Edit([DeleteVirtualServer(key)], [])
         if desired.real_servers and self._schedulers.missing:
@@ -239,20 +259,18 @@ class VirtualServers:
             self.weights.forget(key)
             self.desired.note_applied(key, None)
             return
-        if self._drains.of(key):
-            self._drains.stop(key, ((address, port) for address, port, _ in desired.real_servers))
+        self._drains.stop(key, ((address, port) for address, port, _ in desired.real_servers))
         for real_server in written.draining:
             self._drains.start(key, real_server, self._status.clock())
         # A virtual server that loses its last real server keeps its options in the kernel until it is deleted.
         served = replace(self.desired.applied[key], real_servers=()) if is_nothing(desired) else desired
         self.desired.note_applied(key, self._effective(served))
 
-    async def _ask_for_schedulers(self, keys: Iterable[VirtualServerKey]) -> None:
+    async def _ask_for_schedulers(self, servers: Iterable[VirtualServer | None]) -> None:
         """Ask the kernel for each scheduler whose presence is unknown, with one virtual server."""
-        for key in keys:
-            desired = self.desired.desired(key)
-            if desired is not None and desired.real_servers and not self._schedulers.is_known(desired.scheduler):
-                await self._ask_for_scheduler(desired)
+        for server in servers:
+            if server is not None and server.real_servers and not self._schedulers.is_known(server.scheduler):
+                await self._ask_for_scheduler(server)
 
     async def _ask_again_for_schedulers(self) -> None:
         for scheduler in self._schedulers.to_ask_again():
@@ -302,7 +320,10 @@ class VirtualServers:
         return agrees(applied, self._effective(desired), self._drains.of(applied.key))
 
     def _effective(self, desired: VirtualServer) -> VirtualServer:
-        """The virtual server with the scheduler that the kernel has, and the weights of now."""
+        """The virtual server with the scheduler that the kernel has, and the weights of now.
+
+        It is called for each one that is compared, so it calls others only where they would change something.
+        """
         server = self._schedulers.effective(desired) if self._schedulers.missing else desired
         return self.weights.of(server) if server.slow_start or server.ejection is not None else server
 

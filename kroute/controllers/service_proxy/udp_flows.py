@@ -66,8 +66,10 @@ class UdpFlows:
     @property
     def is_due(self) -> bool:
         """Whether there are suspects, and neither a failed attempt nor the pause after the last look delays it."""
+        if not self._suspects:
+            return False
         now = self._status.clock()
-        return bool(self._suspects) and now >= self._may_look and not self._retries.is_waiting(_LOOK, now)
+        return now >= self._may_look and not self._retries.is_waiting(_LOOK, now)
 
     def next_due(self) -> float | None:
         """When, on the controller's clock, the next look for stale flows is due; None without suspects."""
@@ -83,7 +85,7 @@ class UdpFlows:
         processor. Call this after IPVS was written; it calls `serving` after the dump. It raises no KernelError: a
         failure is logged once and tried again with a backoff.
         """
-        if not (self._suspects and self.is_due):
+        if not self.is_due:
             return
         await (look := Metered(self._look(serving)))
         self._may_look = self._status.clock() + max(LEAST_PAUSE, PAUSE_FOR_WORK * look.seconds)
