@@ -60,11 +60,8 @@ class DesiredState(Generic[K, V]):
         self.unsettled: dict[K, K] = {}
         """The keys of all objects that have yet to be compared or written; all others are right. To be read only."""
         self.changes = 0
-        self._leaving: dict[K, Revision | None] = {}
-        """Applied objects that no owner wants, each with the revision that was the last to drop it.
-
-        None: no revision has dropped the object yet. An earlier run left it, and no plan of this run wanted it.
-        """
+        self._leaving: dict[K, Revision] = {}
+        """Applied objects that no owner wants, each with the revision that was the last to drop it."""
         self._departing: Counter[ObjectKey] = Counter()
         """How many of the leaving objects each owner was the last to drop."""
         self._resync: Callable[[], Resync[K, V] | None] = lambda: None
@@ -90,11 +87,6 @@ class DesiredState(Generic[K, V]):
             self._wanted[owner] = objects
         else:
             self._wanted.pop(owner, None)
-
-    def drop_unwanted(self, revision: Revision) -> None:
-        """Let this revision drop every applied object that no plan of this run has wanted, so that it can depart."""
-        for key in [key for key, dropped_by in self._leaving.items() if dropped_by is None]:
-            self._drop(key, revision)
 
     def desired(self, key: K) -> V | None:
         """The desired value; None if nobody wants the object."""
@@ -150,7 +142,7 @@ class DesiredState(Generic[K, V]):
 
     def dropped_by(self, key: K) -> Revision:
         """The plan that was the last to drop the object; EARLIER_RUN if no plan of this run has wanted it."""
-        return self._leaving.get(key) or EARLIER_RUN
+        return self._leaving.get(key, EARLIER_RUN)
 
     def responsible(self, key: K) -> Sequence[ObjectKey]:
         """The owners of the object; if it has none, the one that was the last to drop it."""
@@ -216,8 +208,8 @@ class DesiredState(Generic[K, V]):
             self._applied.pop(key, None)
             self._keep(key)
         else:
-            if desired is None:
-                self._leaving.setdefault(key)
+            if desired is None and key not in self._leaving:
+                self._drop(key, EARLIER_RUN)
             elif value == desired:
                 value = desired
             self._applied[key] = value

@@ -3,9 +3,9 @@
 `ServiceProxy.WRITE_ORDER` is the order of a pass: what is written, after what, and why. `readiness` decides what may be
 written for a plan, as far as that depends on other controllers.
 
-A first start takes at least three passes. The first deletes what an earlier run left; new virtual servers wait for
-masquerade. The next, after masquerade has written its sets and rules, writes the virtual servers. The last, after
-route_fix has written the routes, binds the addresses.
+A start usually takes three passes. The first deletes what an earlier run left; new virtual servers wait for masquerade.
+The next, after masquerade has written its sets and rules, writes the virtual servers. The last, after route_fix has
+written the routes, binds the addresses.
 """
 
 import asyncio
@@ -53,7 +53,8 @@ class _Step(NamedTuple):
 class ServiceProxy(Controller):
     """Owns the dummy interface, the VIPs, IPVS and the sysctls. `monitor` reports events of the dummy interface.
 
-    `live` is set once every Service of the initial sync is live, or was waited for long enough.
+    `live` is set the first time that no Service waits to go live: those of the initial sync are live by then, or were
+    waited for long enough. Restricted ports, and addresses that the kernel refuses, may be missing.
     """
 
     name = "service_proxy"
@@ -77,15 +78,19 @@ class ServiceProxy(Controller):
         self._servers = VirtualServers(shared, self.status, kernel.ipvs, kernel.sysctls, ledger, self._flows.suspect)
         self._readiness = Readiness(gate, shared.report, pods)
         self._plans: dict[ObjectKey, ServicePlan] = {}
-        self._lost: set[str] | None = None
-        self._may_routes_be_lost = False
-        self._is_first_write = True
+        self._lost: set[str] = set()
+        """Addresses that are gone from the link: route_fix prepares their routes again before they are bound again."""
+        self._may_lack_ipv4 = True
+        """The link may have lost its last IPv4 address, and all IPv4 routes with it, since the last write."""
+        self._lacked_ipv4 = False
+        """It had none, and not all plans are WITHDRAWN since: route_fix may know lost routes of addresses that left."""
         self.live = asyncio.Event()
         pods.follow(self.wake)
         says = {SERVED: self._is_served, WITHDRAWN: self._is_withdrawn}
         gate.join(self.wake, says=says, waits_for=(ENTRIES_PREPARED, ROUTES_PREPARED), needs=self._readiness.waits_for)
         # ENFORCED always wakes this controller: a port may wait for it although the rest of the Service is live.
         gate.join(self.wake, says={}, waits_for=ENFORCED.values(), acts_on_revoked=ENFORCED.values())
+        gate.submit(EARLIER_RUN, WITHDRAWN)
 
     @property
     def weights(self) -> EffectiveWeights:
@@ -111,10 +116,10 @@ class ServiceProxy(Controller):
             if any(":" in key.address for key in servers):
                 self._surroundings.serve_ipv6()
             self._plans[plan.key] = plan
-            if not servers and plan.is_empty:
+            if not servers and plan.is_empty:  # the cheaper question first
                 del self._plans[plan.key]
-            if self._may_routes_be_lost:
-                self._note_lost(vip.address for vip in plan.vips if vip.address not in self._vips.desired.applied)
+            if self._lacked_ipv4:
+                self._lost.update(vip.address for vip in plan.vips if vip.address not in self._vips.desired.applied)
 
     def accept_node(self, plan: NodePlan) -> None:
         """Submit the node's plan for the stages that others wait for; it has no virtual servers and no VIPs."""
@@ -131,7 +136,8 @@ class ServiceProxy(Controller):
         if lost:
             lost = [address for address in lost if self._vips.desired.desired(address) is not None]
             self.status.repaired(describe_drift(address, None) for address in lost)
-            self._note_lost(lost)
+            self._lost.update(lost)
+            self._may_lack_ipv4 = True
 
     async def prepare(self) -> None:
         """Make the interface, and set the sysctls and timeouts."""
@@ -142,8 +148,12 @@ class ServiceProxy(Controller):
         wrong = await self._surroundings.ensure()
         drift = await self._vips.learn()
         wrong += [describe_drift(delta.key, delta.applied) for delta in drift]
-        self._note_lost(delta.key for delta in drift if delta.applied is None)
-        return wrong + await self._servers.learn(self.write_new_changes)
+        self._lost.update(delta.key for delta in drift if delta.applied is None)
+        self._may_lack_ipv4 = True
+        wrong += await self._servers.learn(self.write_new_changes)
+        if not self.has_adopted:
+            self._flows.suspect(self._servers.ours())
+        return wrong
 
     async def look(self) -> bool:
         """Repair what `read` repairs at once, then look at the addresses and IPVS."""
@@ -165,36 +175,31 @@ class ServiceProxy(Controller):
             await self._flows.forget_all(await self._surroundings.cleanup(report), report)
         await self._surroundings.restore(report)
 
-    async def _prepare(self) -> None:
+    async def _repair_surroundings(self) -> None:
         if self._interface.index is None or self._surroundings.are_sysctls_due:
-            self.status.repaired(await self._surroundings.prepare_for_writes())
-        if self._is_first_write:
-            self._is_first_write = False
-            for desired in (self._vips.desired, self._servers.desired):
-                desired.drop_unwanted(EARLIER_RUN)
-            self._gate.submit(EARLIER_RUN, WITHDRAWN)
-            self._flows.suspect(self._servers.ours())
+            self.status.repaired(await self._surroundings.ensure())
 
     async def _unbind(self) -> None:
         gone = await self._vips.unbind()
         if any(":" not in address for address in gone):
-            self._note_lost(())
+            self._may_lack_ipv4 = True
 
-    async def _revoke_routes(self) -> None:
+    async def _revoke_routes_prepared(self) -> None:
         """Have route_fix prepare the routes of lost addresses again.
 
         A link that loses its last IPv4 address loses all its IPv4 routes. These include routes to addresses that are
         yet to be bound, and to addresses that are wanted again before route_fix has deleted their routes. So while the
         link has no IPv4 address, as at a first start, the routes of all missing addresses count as lost.
         """
-        if self._lost is None:
+        if not (self._lost or self._may_lack_ipv4):
             return
-        addresses, self._lost = self._lost, None
+        lost, self._lost = self._lost, set()
+        self._may_lack_ipv4 = False
         if all(":" in address for address in self._vips.desired.applied):
-            addresses.update(await self._vips.missing())
-            self._may_routes_be_lost = True
+            lost.update(await self._vips.missing())
+            self._lacked_ipv4 = True
         owners: set[ObjectKey] = set()
-        async for batch in sliced(addresses):
+        async for batch in sliced(lost):
             owners.update(owner for address in batch for owner in self._vips.desired.owners(address))
         async for keys in sliced(owners):
             for key in keys:
@@ -223,27 +228,35 @@ class ServiceProxy(Controller):
     async def _say_withdrawn(self) -> None:
         await self._gate.advance(WITHDRAWN)
         if not self._gate.has_candidates(WITHDRAWN):
-            self._may_routes_be_lost = False
+            self._lacked_ipv4 = False
 
     async def _end_flows(self) -> None:
         await self._flows.end_stale(self._servers.serving)
 
     WRITE_ORDER: ClassVar = (
-        _Step(_prepare, (), "addresses need their link, and packets of IPv6 the sysctls"),
-        _Step(_unbind, (_prepare,), "no new client comes to what is deleted next"),
-        _Step(_revoke_routes, (_unbind,), "a link that loses its last IPv4 address loses its routes"),
+        _Step(_repair_surroundings, (), "addresses need their link, and packets of IPv6 the sysctls"),
+        _Step(_unbind, (_repair_surroundings,), "no new client comes to what is deleted next"),
+        _Step(_revoke_routes_prepared, (_unbind,), "a link that loses its last IPv4 address loses its routes"),
         _Step(
             _write_servers,
-            (_unbind, _revoke_routes),
+            (_unbind,),
             "a virtual server stays while its address is bound, and a new one waits for its set entries",
         ),
-        _Step(_say_served, (_write_servers,), "route_fix adds routes only to what is served"),
+        _Step(
+            _say_served,
+            (_revoke_routes_prepared, _write_servers),
+            "route_fix adds routes only to what is served; the wait for lost ones begins here",
+        ),
         _Step(
             _bind,
-            (_revoke_routes, _write_servers, _say_served),
+            (_revoke_routes_prepared, _write_servers, _say_served),
             "a VIP goes live last: what is behind it is in the kernel, or was waited for long enough",
         ),
-        _Step(_say_withdrawn, (_unbind, _write_servers), "the others delete only what nothing leads to any more"),
+        _Step(
+            _say_withdrawn,
+            (_unbind, _write_servers, _bind),
+            "the others delete only what nothing leads to any more; for EARLIER_RUN all Services must be live",
+        ),
         _Step(_end_flows, (_write_servers, _bind), "a client's next packet begins a flow to what serves now"),
     )
     """What a pass writes, in this order."""
@@ -253,40 +266,32 @@ class ServiceProxy(Controller):
         if any(event.gone and event.ifindex == self._interface.index for event in events):
             self._interface.lost()
             self._vips.lost_all()
-            self._note_lost(())
+            self._may_lack_ipv4 = True
         elif events and not events[-1].gone and (events[-1].ifindex != self._interface.index or not events[-1].up):
             self.resync_soon()
-
-    def _note_lost(self, addresses: Iterable[str]) -> None:
-        """Note lost addresses: the next write first has their routes prepared again, which may be lost too.
-
-        Call it without addresses where the link's last IPv4 address may be lost.
-        """
-        self._lost = (self._lost or set()) | set(addresses)
 
     def _has_route(self, key: ObjectKey) -> bool:
         return self._gate.has_passed(self._plans[key], ROUTES_PREPARED)
 
     def _is_held(self, key: VirtualServerKey) -> bool:
-        """Whether this virtual server must wait for its set entries.
+        """Whether this virtual server, which a plan wants, must wait for its set entries.
 
         A new one takes packets of pods and other clients even before its address is bound, because the source route
         already delivers them here.
         """
-        owners = self._servers.desired.owners(key)
-        return bool(owners) and not self._readiness.may_serve(owners[-1], key)
+        return not self._readiness.may_serve(self._servers.desired.owners(key)[-1], key)
 
     def _is_served(self, plan: Revision) -> bool:
-        """Whether a plan is SERVED. A plan without virtual servers also needs its set entries: they refuse packets."""
+        """Whether a plan is SERVED. Where no port has real servers, the set entries matter, too: they refuse."""
         return self._readiness.is_ready_or_overdue(plan.key) or (
             self._servers.desired.is_settled(plan.key) and self._gate.has_passed(plan, ENTRIES_PREPARED)
         )
 
     def _is_withdrawn(self, plan: Revision) -> bool:
-        """Whether a plan is WITHDRAWN: what it dropped is deleted, and old real servers are removed or overdue.
+        """Whether a plan is WITHDRAWN: what it dropped is gone, and its own virtual servers are right or overdue.
 
-        A new plan that has dropped nothing is WITHDRAWN before its addresses are bound. EARLIER_RUN is WITHDRAWN only
-        once all plans of the initial sync are live.
+        A new plan that has dropped nothing is WITHDRAWN before its addresses are bound. EARLIER_RUN is not before
+        `live` is set.
         """
         if not (self._vips.desired.has_departed(plan.key) and self._servers.desired.has_departed(plan.key)):
             return False

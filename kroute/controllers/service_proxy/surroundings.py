@@ -23,7 +23,7 @@ class Surroundings:
     """Keeps the link, the ledger, the sysctls and the timeouts of a node right."""
 
     def __init__(self, settings: Settings, kernel: NodeKernel, interface: DummyInterface, ledger: Ledger) -> None:
-        self.interface = interface
+        self._interface = interface
         self._settings = settings
         self._kernel = kernel
         self._ledger = ledger
@@ -35,24 +35,19 @@ class Surroundings:
         self._has_decided = False
 
     def serve_ipv6(self) -> None:
-        """Let the next `prepare_for_writes` set the sysctls of IPv6, unless they are set already."""
+        """Let the next `ensure` set the sysctls of IPv6, unless they are set already."""
         if not self._serves_ipv6:
             self._serves_ipv6 = self.are_sysctls_due = True
 
     async def ensure(self) -> list[str]:
         """Repair all of them; returns what was wrong, one sentence each."""
         await self._decide_what_is_ours()
-        wrong = await self.interface.ensure()
+        wrong = await self._interface.ensure()
         if not wrong and self._ledger.restore():
             wrong = [f"the ledger {self._ledger.path} was missing"]
-        return wrong + self._ensure_sysctls() + await self._timeouts.ensure()
-
-    async def prepare_for_writes(self) -> list[str]:
-        """Repair what is known to be wrong: a link that is gone, sysctls for the first IPv6 Service."""
-        wrong = await self.interface.ensure() if self.interface.index is None else []
-        if self.are_sysctls_due:
-            self._ensure_sysctls()
-        return wrong
+        self.are_sysctls_due = False
+        circumstances = Circumstances(self._kernel.version, self._serves_ipv6, self._settings.strict_arp)
+        return wrong + self._sysctls.ensure(circumstances) + await self._timeouts.ensure()
 
     async def cleanup(self, report: CleanupReport) -> list[VirtualServerKey]:
         """Unbind our addresses, then delete our virtual servers; returns the virtual servers that are gone.
@@ -62,12 +57,12 @@ class Surroundings:
         agent that is installed again, and makes everything in the same order, finds each on top.
         """
         await self._decide_what_is_ours()
-        bound = await self._kernel.addresses.read(self.interface.name)
+        bound = await self._kernel.addresses.read(self._interface.name)
         servers = list(self._ledger.virtual_servers)[::-1]
-        if not self.interface.is_ours:
+        if not self._interface.is_ours:
             bound &= {address for _, address, _ in servers}
         unbindings = [UnbindAddress(address) for address in sorted(bound)]
-        failures = await self._kernel.addresses.write(self.interface.name, unbindings)
+        failures = await self._kernel.addresses.write(self._interface.name, unbindings)
         report.batch(unbindings, failures, {EADDRNOTAVAIL})
         deletions = [DeleteVirtualServer(key) for key in servers]
         refused = await self._kernel.ipvs.write(deletions)
@@ -81,11 +76,6 @@ class Surroundings:
             await self._timeouts.restore(report)
         self._sysctls.restore(report)
 
-    def _ensure_sysctls(self) -> list[str]:
-        self.are_sysctls_due = False
-        circumstances = Circumstances(self._kernel.version, self._serves_ipv6, self._settings.strict_arp)
-        return self._sysctls.ensure(circumstances)
-
     async def _decide_what_is_ours(self) -> None:
         """Decide once which virtual servers and links of an earlier run are ours, and record that in the ledger.
 
@@ -94,8 +84,8 @@ class Surroundings:
         """
         if self._has_decided:
             return
-        ledger, name = self._ledger, self.interface.name
-        links = {name} if await self.interface.exists() else set()
+        ledger, name = self._ledger, self._interface.name
+        links = {name} if await self._interface.exists() else set()
         ours = list(ledger.virtual_servers)
         if ledger.is_whole:
             links &= ledger.links

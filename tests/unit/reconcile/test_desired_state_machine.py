@@ -64,12 +64,6 @@ class Following(RuleBasedStateMachine):
         self.desired[revision.key] = desired
         self.state.want(revision, desired)
 
-    @rule()
-    def the_rest_is_an_earlier_runs(self) -> None:
-        self.state.drop_unwanted(EARLIER_RUN)
-        for key in self.state.unwanted():
-            self.let_go.setdefault(key, EARLIER_RUN)
-
     @rule(refused=st.sets(keys))
     def write(self, refused: set[str]) -> None:
         for delta in asyncio.run(self.state.all_pending()):
@@ -151,7 +145,8 @@ class Following(RuleBasedStateMachine):
 
     @invariant()
     def what_leaves_was_let_go_by_the_last_who_wanted_it(self) -> None:
-        self.let_go = {key: revision for key, revision in self.let_go.items() if key in self.state.applied}
+        unwanted = [key for key in self.state.applied if not self.order[key]]
+        self.let_go = {key: self.let_go.get(key, EARLIER_RUN) for key in unwanted}
         for key in KEYS:
             assert self.state.is_leaving(key) == (key in self.state.applied and not self.order[key])
             assert self.state.dropped_by(key) is self.let_go.get(key, EARLIER_RUN)

@@ -102,6 +102,17 @@ async def test_ipv6_is_switched_on_for_the_link_of_the_vips_when_they_need_it(tm
     assert kernel.sysctls[disable_ipv6("eth0")] == "1"
 
 
+async def test_a_link_that_is_made_again_has_ipv6_before_its_vips_are_bound(tmp_path: Path) -> None:
+    kernel, own = new_kernel(), disable_ipv6(DUMMY)
+    kernel.sysctls[own] = "1"
+    node = await FakeNode(tmp_path, kernel).start(plan("six", 1, server("fd00::1", 80, "fd00:1::1")))
+    kernel.delete_link(DUMMY)
+    kernel.sysctls[own] = "1"  # from `default`
+    await node.settle()
+    assert "fd00::1" in kernel.links[DUMMY].addresses
+    assert node.service_proxy.statistics().failures == 0
+
+
 async def test_a_failure_names_the_sysctl_once_and_the_others_go_on(tmp_path: Path) -> None:
     kernel = new_kernel()
     del kernel.sysctls["net.ipv4.vs.conntrack"]
