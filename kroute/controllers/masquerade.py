@@ -198,7 +198,10 @@ class Masquerade(StagedController[SetEntry, Present]):
         self.wake.set()
 
     async def _ensure_rules(self, node: NodeFacts) -> None:
-        """Check and write the rules. Sets are written meanwhile: another program may hold the lock for long."""
+        """Check and write the rules. Sets are written meanwhile: another program may hold the lock for long.
+
+        Plans wait for the first attempt only, whatever comes of it. It waits for the lock for a few seconds.
+        """
         self._rules_due, self._checks_rules = False, True
         try:
             drift = await self.keep_writing_during(self._firewall.ensure_rules(node))

@@ -80,7 +80,8 @@ class NodeControllers:
             from kroute.controllers.direct_return import DirectReturn  # noqa: PLC0415  few nodes have it
 
             self.direct_return = DirectReturn(shared, kernel.tunnels, prepared)
-        # The last to subscribe is the last to be woken: by then the others have said which stages need no write.
+        # The last to subscribe is the last to be woken: by then the others have said which stages need no write. Where
+        # plans are there before `run`, as after a wait for the node, it is the first to run, which costs it a pass.
         self.service_proxy = ServiceProxy(shared, kernel, self.interface, self.ledger, self._monitors[0], prepared)
         self._stack = AsyncExitStack()
 
@@ -122,7 +123,7 @@ class NodeControllers:
             controller.restrain(REPAIRS_APART if is_rival else 0.0)
 
     async def live(self) -> None:
-        """Return once every Service of the initial sync is live, or was waited for long enough."""
+        """Return once no Service waits to go live: each is live (`ServiceProxy`), or was waited for long enough."""
         await self.service_proxy.live.wait()
 
     @property

@@ -64,7 +64,8 @@ class Firewall(Protocol):
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
         """Write all rules for this node that are missing or wrong. The sets must exist and be filled.
 
-        It may take long, and the caller may change elements meanwhile. Returns one sentence for each repair of what
+        It may take long (with iptables, seconds for each family while another program holds the lock), and the caller
+        may change elements meanwhile. Returns one sentence for each repair of what
         another program has changed. Rules that are written for the first time, or because the facts changed, are logged
         instead. Rules that the kernel does not support are logged once, with what the node then lacks; this raises
         nothing, and the other rules are written.

@@ -35,9 +35,9 @@ log = structlog.get_logger(__name__)
 
 PATIENCE = 5.0
 """Seconds for which a Service's virtual servers and addresses wait for routes and set entries. Three things restart the
-count: a write of any controller; a look at the clock while a controller that prepares plans is in a pass (at the start
-of a large cluster, and with the first rules on a slow node, a pass takes longer than this); and a look that comes
-`LATE` (the process stood still, and no controller has had its turn)."""
+count: a write of any controller; a look at the clock while a controller that prepares plans is in a pass (it takes
+longer than this at the start of a large cluster, and with the first rules on a slow node or while another program holds
+/run/xtables.lock); and a look that comes `LATE` (the process stood still, and no controller has had its turn)."""
 
 LATE = 1.0
 """Seconds after the end of a wait at which a look at the clock is late."""
@@ -53,7 +53,7 @@ _FamilyOfService = tuple[ObjectKey, Family]
 
 
 class _Wait:
-    """A plan that waits. `since` is when the wait began (None: with the next pass); `has_run_out`: it was long enough."""
+    """A plan that waits, from `since` on (None: from the next pass). `has_run_out`: it has waited for long enough."""
 
     def __init__(self, plan: ServicePlan) -> None:
         self.plan = plan
@@ -188,8 +188,6 @@ class Readiness:
 
     def next_due(self) -> float | None:
         """When the next wait will have been long enough; None if none waits."""
-        if not self._unenforced:
-            return self._next_overdue()
         restricted = [self._restricted[key] for key in self._unenforced]
         closings = [self._due(wait.since) for wait in restricted if wait.since is not None and not wait.has_run_out]
         return earliest(self._next_overdue(), *closings)
@@ -219,7 +217,7 @@ class Readiness:
 
     def waits_for(self, revisions: Iterable[Revision]) -> bool:
         """Whether the plan of any of these Services waits."""
-        return any(True for revision in revisions if revision.key in self._waiting)
+        return any(revision.key in self._waiting for revision in revisions)
 
     @property
     def nobody_waits(self) -> bool:
@@ -251,8 +249,6 @@ class Readiness:
         return [plan for plan in plans if not changed.isdisjoint(plan.tunnel_ends)]
 
     def _next_overdue(self) -> float | None:
-        if not self._waiting:
-            return None
         since = min((wait.since for wait in self._waiting.values() if wait.since is not None), default=None)
         return None if since is None else self._due(since)
 
