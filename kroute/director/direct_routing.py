@@ -160,7 +160,7 @@ class DirectRouting(Controller):
     async def write(self) -> None:
         """Write the difference in the order of dependency."""
         await self._give_up()
-        await self._servers.write(self.vips.desired.is_leaving, _is_free)
+        await self._servers.write(self.vips.desired.is_leaving, _is_held)
         if self._leading is not None:
             await self._synchronization.ensure(leading=self._leading)
         if self._leading:
@@ -197,7 +197,7 @@ class DirectRouting(Controller):
             self._has_withdrawn.set()
 
 
-def _is_free(_key: VirtualServerKey) -> bool:
+def _is_held(_key: VirtualServerKey) -> bool:
     """Whether a virtual server must wait: never, since a director has no rules that must know a port first."""
     return False
 

@@ -10,7 +10,7 @@ from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile.comparison.virtual_servers import planned_key
 
-LOOKED_AT_TOGETHER = 16
+POLLED_TOGETHER = 16
 """Virtual servers that are polled in one pass. It is small so that changes need not wait for a poll of all."""
 
 FIRST_POLL = 2.0
@@ -67,7 +67,7 @@ class Drains:
     def keep_only(self, keys: Container[VirtualServerKey]) -> None:
         """Forget all virtual servers but these, in which a scan has found draining real servers."""
         self._since = {key: since for key, since in self._since.items() if key in keys}
-        self._look_at_ages()
+        self._note_ages()
 
     def next_due(self) -> float | None:
         """When to poll connections next; None if no real server drains."""
@@ -81,7 +81,7 @@ class Drains:
             poll = min(poll, max(self._oldest + self._timeout, self._polled + FIRST_POLL))
         return poll
 
-    def to_look_at(self, now: float) -> list[VirtualServerKey]:
+    def to_poll(self, now: float) -> list[VirtualServerKey]:
         """The virtual servers to poll now.
 
         A poll that has begun continues in the next passes, without a pause, until it has visited every virtual server.
@@ -91,11 +91,11 @@ class Drains:
             if poll is None or now < poll:
                 return []
             self._unseen = list(self._since)
-        together = self._unseen[-LOOKED_AT_TOGETHER:]
-        del self._unseen[-LOOKED_AT_TOGETHER:]
+        together = self._unseen[-POLLED_TOGETHER:]
+        del self._unseen[-POLLED_TOGETHER:]
         self._polled = now
         if not self._unseen:
-            self._look_at_ages()
+            self._note_ages()
         return together
 
     async def read(self, ipvs: VirtualServerTable, keys: Sequence[VirtualServerKey]) -> StatesByServer:
@@ -110,7 +110,7 @@ class Drains:
         others = [key for key in keys if key not in table]
         return {**table, **await ipvs.real_servers(others)} if others else table
 
-    def over(
+    def drained(
         self, table: Mapping[KernelKey, Mapping[RealServerKey, RealServerState]], now: float
     ) -> list[tuple[VirtualServerKey, RealServerKey]]:
         """The real servers in `table`, the result of a poll, that may be deleted.
@@ -128,7 +128,7 @@ class Drains:
             or (self._timeout > 0 and now >= start + self._timeout)
         ]
 
-    def _look_at_ages(self) -> None:
+    def _note_ages(self) -> None:
         """Compute the newest and oldest start. It runs once a poll, not after each change: at worst a poll is early."""
         starts = [start for since in self._since.values() for start in since.values()]
         self._newest, self._oldest = max(starts, default=0.0), min(starts, default=0.0)

@@ -93,7 +93,7 @@ class EffectiveWeights:
             self.ejections.adopt(self._servers.applied, now)
         changed = self._slow_starts.advance(now)
         happened = self.ejections.advance(now)
-        if keys := self.ejections.to_look_at(now):
+        if keys := self.ejections.to_poll(now):
             for gone in [key for key in keys if self._servers.desired(key) is None]:
                 self.ejections.forget(gone)
             there = [key for key in keys if key in self._servers.applied and self.ejections.may_eject(key)]

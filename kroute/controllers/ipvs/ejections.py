@@ -40,8 +40,8 @@ POLL = 2.0
 """Seconds between two looks at the counters, which the kernel sums up as often (ip_vs_est.c)."""
 POLL_EACH = 0.01
 """The same for each virtual server that is looked at: with more than 200 of them, looks become rarer."""
-LOOKED_AT_TOGETHER = 16
-"""Virtual servers that are looked at in one pass. It is small so that changes need not wait for a look at all."""
+POLLED_TOGETHER = 16
+"""Virtual servers that are polled in one pass. It is small so that changes need not wait for a poll of all."""
 ONE_IN = 3
 """At most one in so many real servers is ejected, and none where there are fewer."""
 LONGEST_HOLD = 16
@@ -377,14 +377,14 @@ class Ejections:
             if now >= ejected.until
         ]
 
-    def to_look_at(self, now: float) -> list[VirtualServerKey]:
-        """The virtual servers that are to be looked at now. A look continues in the next passes."""
+    def to_poll(self, now: float) -> list[VirtualServerKey]:
+        """The virtual servers to poll now. A poll continues in the next passes."""
         if not self._unseen:
             if not self._watched or now < self._polled + self._interval:
                 return []
             self._unseen = list(self._watched)
-        together = self._unseen[-LOOKED_AT_TOGETHER:]
-        del self._unseen[-LOOKED_AT_TOGETHER:]
+        together = self._unseen[-POLLED_TOGETHER:]
+        del self._unseen[-POLLED_TOGETHER:]
         self._polled = now
         return together
 

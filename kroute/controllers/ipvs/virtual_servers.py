@@ -305,11 +305,11 @@ class VirtualServers:
 
     async def _end_drains(self, now: float) -> None:
         """Poll some of the draining real servers, and delete those that have drained."""
-        if not (keys := self._drains.to_look_at(now)):
+        if not (keys := self._drains.to_poll(now)):
             return
-        over = self._drains.over(await self._drains.read(self._look.table, keys), now)
-        self._suspect(key for key, _ in over)
-        await self._drained.write([DeleteRealServer(*drained) for drained in over], self._order.write, harmless=ABSENT)
+        drained = self._drains.drained(await self._drains.read(self._look.table, keys), now)
+        self._suspect(key for key, _ in drained)
+        await self._drained.write([DeleteRealServer(*each) for each in drained], self._order.write, harmless=ABSENT)
 
     def _note_drained(self, change: IpvsChange) -> None:
         if isinstance(change, DeleteRealServer):

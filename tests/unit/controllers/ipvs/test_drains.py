@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kroute.controllers.ipvs.drains import FIRST_POLL, LAST_POLL, LOOKED_AT_TOGETHER, Drains
+from kroute.controllers.ipvs.drains import FIRST_POLL, LAST_POLL, POLLED_TOGETHER, Drains
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import RealServerKey, RealServerState, StatesByServer
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
@@ -28,8 +28,8 @@ def test_nothing_drains_and_nothing_is_due() -> None:
 def look(drains: Drains, now: float, *connections: RealServerState) -> list[tuple[VirtualServerKey, RealServerKey]]:
     """Poll everything that is due; each virtual server has these connections on ONE and TWO."""
     over = []
-    while keys := drains.to_look_at(now):
-        over += drains.over({key: dict(zip((ONE, TWO), connections, strict=False)) for key in keys}, now)
+    while keys := drains.to_poll(now):
+        over += drains.drained({key: dict(zip((ONE, TWO), connections, strict=False)) for key in keys}, now)
     return over
 
 
@@ -37,10 +37,10 @@ def test_it_is_looked_at_soon_and_then_less_and_less() -> None:
     drains = Drains(0)
     drains.start(WEB, ONE, 100.0)
     assert drains.next_due() == 100.0 + FIRST_POLL
-    assert drains.to_look_at(100.0) == []
-    assert drains.to_look_at(200.0) == [WEB]
+    assert drains.to_poll(100.0) == []
+    assert drains.to_poll(200.0) == [WEB]
     assert drains.next_due() == 210.0
-    assert drains.to_look_at(10_000.0) == [WEB]
+    assert drains.to_poll(10_000.0) == [WEB]
     assert drains.next_due() == 10_000.0 + LAST_POLL
 
 
@@ -57,22 +57,22 @@ def test_only_virtual_servers_with_something_that_drains_are_looked_at() -> None
     drains.start(WEB, ONE, 100.0)
     drains.start(OTHER, TWO, 100.0)
     drains.stop(OTHER, [TWO])
-    assert drains.to_look_at(102.0) == [WEB]
+    assert drains.to_poll(102.0) == [WEB]
 
 
 def test_a_long_look_goes_on_at_once_in_parts_and_ends() -> None:
     drains = Drains(0)
-    keys = {VirtualServerKey(Protocol.TCP, f"10.96.1.{number}", 80) for number in range(LOOKED_AT_TOGETHER + 3)}
+    keys = {VirtualServerKey(Protocol.TCP, f"10.96.1.{number}", 80) for number in range(POLLED_TOGETHER + 3)}
     for key in keys:
         drains.start(key, ONE, 100.0)
-    first = drains.to_look_at(102.0)
-    assert len(first) == LOOKED_AT_TOGETHER
+    first = drains.to_poll(102.0)
+    assert len(first) == POLLED_TOGETHER
     due = drains.next_due()
     assert due is not None
     assert due <= 102.1
     drains.start(WEB, ONE, 102.1)  # the next poll visits it
-    assert {*first, *drains.to_look_at(102.1)} == keys
-    assert drains.to_look_at(102.2) == []
+    assert {*first, *drains.to_poll(102.1)} == keys
+    assert drains.to_poll(102.2) == []
     assert drains.next_due() == 102.1 + FIRST_POLL
 
 

@@ -370,7 +370,7 @@ def test_whatever_happens_the_bound_holds_and_all_come_back(
             if real_server not in ejections.of(WEB):
                 counts[real_server] = Traffic(*(a + b for a, b in zip(counts[real_server], answer, strict=True)))
         there = [(it.address, it.port) for it in server.real_servers]
-        for key in ejections.to_look_at(now):
+        for key in ejections.to_poll(now):
             ejections.judge({key: {it: RealServerTraffic(counts[it]) for it in there}}, now, lambda _: False)
         out = ejections.of(WEB)
         assert len(out) <= len(there) // 3
