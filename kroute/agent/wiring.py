@@ -205,7 +205,7 @@ class Agent:
         """Publish the plans of what has changed, one slice after the other."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._catalog.next_due() if self._catalog.ready else None):
+                async with asyncio.timeout(self._catalog.due_in() if self._catalog.ready else None):
                     await self._changed.wait()
             self._changed.clear()
             while self._catalog.ready and self._catalog.has_marked:

@@ -53,9 +53,9 @@ class Catalog(ServiceCatalog):
         """Whether the node or a Service is to be planned now."""
         return bool(self._own.is_marked or self.marked or self._weights.has_affected or self._batch is not None)
 
-    def next_due(self) -> float | None:
+    def due_in(self) -> float | None:
         """In how many seconds a Service is to be planned even if no change arrives; None: there is none."""
-        return self._weights.next_due()
+        return self._weights.due_in()
 
     @property
     def node(self) -> NodeFacts:

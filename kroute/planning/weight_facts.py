@@ -164,7 +164,7 @@ class WeightSources:
         has_any = self._weighed_nodes or self._have_zones_changed or self._has_readiness_changed
         return bool(has_any) and self._nodes_due <= self._clock()
 
-    def next_due(self) -> float | None:
+    def due_in(self) -> float | None:
         """In how many seconds the newest changes of Nodes count; None: there are none."""
         has_any = self._weighed_nodes or self._have_zones_changed or self._has_readiness_changed
         return self._nodes_due - self._clock() if has_any else None
@@ -218,7 +218,7 @@ class WeightSources:
     def take_affected(self, slices: Slices) -> set[ObjectKey]:
         """The Services to plan again, each once. All Nodes that have another weight are looked for together."""
         affected, self._affected = self._affected, set()
-        if (due := self.next_due()) is None or due > 0:
+        if (due := self.due_in()) is None or due > 0:
             return affected
         nodes, self._weighed_nodes = self._weighed_nodes, set()
         concerned = {

@@ -117,11 +117,11 @@ def test_nodes_that_change_again_and_again_count_at_once_and_then_at_times() -> 
         clock.now += PAUSE / 51
         assert planned(made, flip) == []
     assert made.has_marked is False
-    assert made.next_due() == pytest.approx(PAUSE / 51)
+    assert made.due_in() == pytest.approx(PAUSE / 51)
     clock.now += PAUSE / 50
     assert made.has_marked is True
     assert planned(made) == sorted(f"s{number}" for number in range(SERVICES)), "all of it together, once"
-    assert made.next_due() is None
+    assert made.due_in() is None
     assert planned(made, pod("p3", "5", uid="u3"), service("s8", "10.96.1.8")) == ["s3", "s8"], "other changes at once"
 
 
