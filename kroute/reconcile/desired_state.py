@@ -206,7 +206,7 @@ class DesiredState(Generic[K, V]):
             self._count(key, -1 if value is None else 1)
         if value is None:
             self._applied.pop(key, None)
-            self._keep(key)
+            self._end_leaving(key)
         else:
             if desired is None and key not in self._leaving:
                 self._drop(key, EARLIER_RUN)
@@ -228,7 +228,7 @@ class DesiredState(Generic[K, V]):
         """Make `alone[0]` the newest owner. All objects that only it wants share the tuple `alone`, to save memory."""
         if (owners := self._owners.get(key)) is None:
             self._owners[key] = alone
-            self._keep(key)
+            self._end_leaving(key)
         elif owners[-1] != alone[0]:
             self._owners[key] = tuple(other for other in owners if other != alone[0]) + alone
 
@@ -248,7 +248,7 @@ class DesiredState(Generic[K, V]):
         self._leaving[key] = revision
         self._departing[revision.key] += 1
 
-    def _keep(self, key: K) -> None:
+    def _end_leaving(self, key: K) -> None:
         """The object no longer leaves: it was deleted, or has an owner again."""
         if (dropped_by := self._leaving.pop(key, None)) is not None:
             self._departing[dropped_by.key] -= 1

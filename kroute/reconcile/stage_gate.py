@@ -69,7 +69,7 @@ class Revision(Protocol):
 
 
 class _EarlierRun:
-    """The owner of objects that an earlier run made and that no plan of this run has named."""
+    """The owner of objects that no plan of this run has named: an earlier run or another program made them."""
 
     key = ObjectKey("", "what an earlier run left")
     generation = 0
@@ -94,7 +94,7 @@ Needs = Callable[[Iterable[Revision]], bool]
 class _Passage:
     """The state of one stage.
 
-    `has_passed` is asked for each candidate. `works` says whether the controller that says the stage is in a pass.
+    `has_passed` is asked for each candidate. `is_busy` says whether the controller that says the stage is in a pass.
     `passed` has the newest generation of each owner that has passed the stage, `candidates` the revisions that have yet
     to pass it, `revoked` the owners that have lost it since the last `take_revoked`. `reviser` wakes the controller
     that calls `take_revoked`.
@@ -104,10 +104,10 @@ class _Passage:
     are the same. `had_passed` has, for each owner that has lost the stage, the newest generation that had passed it.
     """
 
-    def __init__(self, waker: asyncio.Event, has_passed: HasPassed, works: Callable[[], bool]) -> None:
+    def __init__(self, waker: asyncio.Event, has_passed: HasPassed, is_busy: Callable[[], bool]) -> None:
         self.reviser = waker
         self.has_passed = has_passed
-        self.works = works
+        self.is_busy = is_busy
         self.passed: dict[ObjectKey, int] = {}
         self.candidates: dict[ObjectKey, Revision] = {}
         self.revoked: set[ObjectKey] = set()
@@ -126,7 +126,7 @@ class _Passage:
 class StageGate:
     """Knows for each stage the newest generation of each owner that has passed it, and which have yet to pass it.
 
-    `passages` counts, for each stage, how often revisions have passed it. Waits that have a limit count from
+    `times_passed` counts, for each stage, how often revisions have passed it. Waits that have a limit count from
     `waits_count_from` at the earliest.
     """
 
@@ -136,7 +136,7 @@ class StageGate:
         """The controllers that wait for each stage: what wakes them, and for which revisions."""
         self._followers: list[Follower] = []
         self.waits_count_from = -math.inf
-        self.passages: Counter[Stage] = Counter()
+        self.times_passed: Counter[Stage] = Counter()
 
     def join(
         self,
@@ -146,12 +146,12 @@ class StageGate:
         waits_for: Iterable[Stage] = (),
         acts_on_revoked: Iterable[Stage] = (),
         needs: Needs = lambda _: True,
-        works: Callable[[], bool] = lambda: False,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         """Add a controller. `waker` is set when a stage that it waits for is passed, or one that it says is revoked.
 
         `says` has a predicate for each stage that the controller says: whether a candidate has passed it. `needs`
-        returns whether the controller must be woken when these revisions have passed a stage. `works` returns whether
+        returns whether the controller must be woken when these revisions have passed a stage. `is_busy` returns whether
         the controller is in a pass now: while it is, other controllers continue to wait for it. `acts_on_revoked` are
         stages that other controllers say, and of which this controller takes the revocations instead; those controllers
         must have joined before. A controller may join again, for stages with another `needs`. Raises ValueError if
@@ -160,7 +160,7 @@ class StageGate:
         for stage, has_passed in says.items():
             if stage in self._passages:
                 raise ValueError(f"two controllers say the stage {stage}")
-            self._passages[stage] = _Passage(waker, has_passed, works)
+            self._passages[stage] = _Passage(waker, has_passed, is_busy)
         for stage in waits_for:
             self._waiting[stage].append((waker, needs))
         for stage in acts_on_revoked:
@@ -218,7 +218,7 @@ class StageGate:
 
         A deleted owner that has passed all stages is forgotten.
         """
-        self.passages[stage] += 1
+        self.times_passed[stage] += 1
         passage = self._passages[stage]
         if passage.renewed:
             revisions = [passage.as_renewed(revision) for revision in revisions]
@@ -254,7 +254,7 @@ class StageGate:
     @property
     def any_preparer_is_busy(self) -> bool:
         """Whether any controller that prepares plans is in a pass."""
-        return any(passage.works() for passage in self._passages.values())
+        return any(passage.is_busy() for passage in self._passages.values())
 
     def restart_waits(self, now: float) -> None:
         """Count all waits from `now` on, in seconds: a controller has written something, or is still at work."""

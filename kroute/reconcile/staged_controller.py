@@ -12,7 +12,7 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from heapq import heappop, heappush
 from typing import ClassVar, Generic, TypeVar
 
@@ -112,7 +112,7 @@ class StagedController(Controller, Generic[K, V]):
             says={self.stage: self._is_prepared},
             waits_for=self.waits_for,
             needs=lambda _: bool(desired.unsettled),
-            works=lambda: self._is_in_step,
+            is_busy=lambda: self._is_in_step,
         )
         self.subscription.skip = self._renew
 
@@ -173,7 +173,7 @@ class StagedController(Controller, Generic[K, V]):
                     self.revoked(self.plans[key])
         if not self.desired.unsettled:
             return
-        seen = (self.desired.changes, *[self.gate.passages[stage] for stage in self.waits_for])
+        seen = (self.desired.changes, *[self.gate.times_passed[stage] for stage in self.waits_for])
         if seen == self._seen:
             return
         due = await self._due()
@@ -183,17 +183,16 @@ class StagedController(Controller, Generic[K, V]):
 
     async def _due(self) -> "_Queue[K]":
         """What may be written now."""
-        waiting, found = self.status.waiting(), defaultdict[ObjectKey, list[K]](list)
+        waiting, found = self.status.waiting(), list[K]()
         async for deltas in self.desired.pending():
-            for delta in deltas:
-                if delta.key not in waiting and self.may_write(delta):
-                    found[self.desired.responsible(delta.key)[-1]].append(delta.key)
+            found += [delta.key for delta in deltas if delta.key not in waiting and self.may_write(delta)]
         due: _Queue[K] = _Queue()
-        for owner, keys in found.items():
+        for owner, keys in self._by_owner(found).items():
             due.put(owner, keys)
         return due
 
     async def _write_all(self, due: "_Queue[K]") -> None:
+        """Write what is due, in batches. New plans, which are taken in between, change what is due."""
         has_taken, size = False, BATCH
         while due:
             keys, is_any_complete = due.take(size)
@@ -201,7 +200,8 @@ class StagedController(Controller, Generic[K, V]):
             found = [delta for delta in self.desired.deltas(keys) if delta.key not in waiting]
             deltas = [delta for delta in found if self.may_write(delta)]
             if len(deltas) < len(found):
-                self._put_back(due, {delta.key for delta in found}, {delta.key for delta in deltas})
+                written = {delta.key for delta in deltas}
+                self._put_back(due, {delta.key for delta in found} - written, written)
             if deltas:
                 if self._writer.conclude(deltas, await self.apply(deltas)):
                     self.gate.restart_waits(self.clock())
@@ -216,13 +216,18 @@ class StagedController(Controller, Generic[K, V]):
         if has_taken:
             self.wake.set()  # it may have been set for another reason, too; and some deltas may be written only now
 
-    def _put_back(self, due: "_Queue[K]", keys: Set[K], now: Set[K]) -> None:
+    def _put_back(self, due: "_Queue[K]", waiting: Set[K], written: Set[K]) -> None:
         """Put back the objects that wait, if objects of the same owners are written now: they may wait for those."""
-        waiting: defaultdict[ObjectKey, list[K]] = defaultdict(list)
-        for key in keys - now:
-            waiting[self.desired.responsible(key)[-1]].append(key)
-        for owner in {self.desired.responsible(key)[-1] for key in now} & waiting.keys():
-            due.add(owner, waiting[owner])
+        left = self._by_owner(waiting)
+        for owner in self._by_owner(written).keys() & left.keys():
+            due.add(owner, left[owner])
+
+    def _by_owner(self, keys: Iterable[K]) -> Mapping[ObjectKey, list[K]]:
+        """The keys by the newest owner of each object or, without one, by the owner that was the last to drop it."""
+        found = defaultdict[ObjectKey, list[K]](list)
+        for key in keys:
+            found[self.desired.responsible(key)[-1]].append(key)
+        return found
 
     async def _take_into(self, due: "_Queue[K]") -> None:
         """Take new plans in, with what they change."""

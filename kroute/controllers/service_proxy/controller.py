@@ -207,7 +207,7 @@ class ServiceProxy(Controller):
         self._gate.revoke(ROUTES_PREPARED, owners)
 
     async def _write_servers(self) -> None:
-        for plan in self._readiness.look(self.clock()):
+        for plan in self._readiness.review(self.clock()):
             self.weights.want(plan, self._readiness.servers(plan))
         written = self.status.counters.writes
         await self._servers.write(self._vips.desired.is_leaving, self._is_held)

@@ -133,12 +133,12 @@ class Readiness:
 
     # The course of time
 
-    def look(self, now: float) -> list[ServicePlan]:
+    def review(self, now: float) -> list[ServicePlan]:
         """Find the waits that have run out, and what was granted or revoked; call this at the beginning of a write.
 
         Returns the plans whose `servers` have changed by that.
         """
-        self._look_at_clock(now)
+        self._note_overdue(now)
         changed: list[ServicePlan] = []
         for family, stage in ENFORCED.items() if self._restricted else ():
             for owner in self._gate.take_revoked(stage):
@@ -156,7 +156,7 @@ class Readiness:
             changed += self._affected_by_pods()
         return changed
 
-    def _look_at_clock(self, now: float) -> None:
+    def _note_overdue(self, now: float) -> None:
         """Find the Services that were waited for long enough."""
         due = self._next_overdue()
         if due is not None and (self._gate.any_preparer_is_busy or now > due + LATE):

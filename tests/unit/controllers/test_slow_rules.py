@@ -73,7 +73,7 @@ async def test_no_vip_goes_live_before_the_first_rules_however_long_they_take() 
     readiness.add(WEB)
 
     async def looks() -> None:
-        readiness.look(node.clock())
+        readiness.review(node.clock())
         await readiness.end_waits(lambda _: True, node.clock())
 
     async with waiting(node, node_plan()):

@@ -25,7 +25,7 @@ async def waiting(now: float) -> tuple[StageGate, Readiness]:
 
 async def pass_(readiness: Readiness, now: float) -> None:
     """Call what a pass of service_proxy calls."""
-    readiness.look(now)
+    readiness.review(now)
     await readiness.end_waits(lambda _: True, now)
 
 
@@ -35,7 +35,7 @@ async def test_patience_ends_when_nobody_writes_anything() -> None:
     await pass_(readiness, 104.9)
     assert not readiness.is_ready_or_overdue(WEB.key)
     assert not readiness.may_serve(WEB.key, KEY)
-    readiness.look(105.0)
+    readiness.review(105.0)
     assert readiness.may_serve(WEB.key, KEY)
     await pass_(readiness, 105.0)
     assert readiness.is_ready_or_overdue(WEB.key)
@@ -82,7 +82,7 @@ async def test_a_newer_plan_has_waited_for_as_long_as_the_one_before() -> None:
 async def test_patience_does_not_begin_before_the_controllers_that_prepare_have_ended_their_passes() -> None:
     gate, readiness = await waiting(100.0)
     is_at_work = True
-    gate.join(asyncio.Event(), says={Stage("slow"): lambda _: False}, works=lambda: is_at_work)
+    gate.join(asyncio.Event(), says={Stage("slow"): lambda _: False}, is_busy=lambda: is_at_work)
     for now in (105.0, 120.0):
         await pass_(readiness, now)
         assert readiness.next_due() == now + PATIENCE
@@ -104,6 +104,6 @@ async def test_patience_begins_anew_after_a_time_in_which_nobody_had_a_turn() ->
 
 async def test_patience_has_an_end_whoever_is_at_work() -> None:
     gate, readiness = await waiting(100.0)
-    gate.join(asyncio.Event(), says={Stage("slow"): lambda _: False}, works=lambda: True)
+    gate.join(asyncio.Event(), says={Stage("slow"): lambda _: False}, is_busy=lambda: True)
     await pass_(readiness, 100.0 + LONGEST_PATIENCE)
     assert readiness.is_ready_or_overdue(WEB.key)
