@@ -36,7 +36,7 @@ REASON = "PodNotPrepared"
 LINGER = 900.0
 """Seconds for which a pod that no plan names any more keeps its end of the tunnel, for the connections that it has, as
 long as any Service has direct return. A pod that ends takes it with it before."""
-PASS = 5.0
+LONGEST_PASS = 5.0
 """Seconds after which a pass begins no more work in a namespace. It prepares and undoes one at least."""
 MOST_ASKED = 8
 """Namespaces that are asked whether they have an address with which several were seen."""
@@ -47,7 +47,6 @@ class DirectReturn(Controller):
 
     name = "direct_return"
     first_period = 1 / 3
-    waits_for = (SERVED, ENTRIES_PREPARED, WITHDRAWN, *ENFORCED.values())
 
     def __init__(self, shared: Shared, tunnels: TunnelClient, prepared: PreparedPods) -> None:
         super().__init__(shared)
@@ -58,7 +57,7 @@ class DirectReturn(Controller):
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._dropped: dict[str, ServicePlan] = {}
         self._steered: set[str] = set()
-        self._gate.join(self.wake, says={}, waits_for=self.waits_for)
+        self._gate.join(self.wake, says={}, waits_for=(SERVED, ENTRIES_PREPARED, WITHDRAWN, *ENFORCED.values()))
         prepared.follow(self.wake)
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
@@ -211,7 +210,7 @@ class Pods:
         if not (due or self._must_look):
             return True
         due.sort(key=lambda pod: self._attempted.get(pod, 0))
-        deadline = self._status.clock() + PASS
+        deadline = self._status.clock() + LONGEST_PASS
         refusals: dict[str, str] = {}
         try:
             found = await self._tunnels.find(self._wanted.keys())

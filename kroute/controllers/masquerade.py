@@ -46,14 +46,14 @@ class Masquerade(StagedController[SetEntry, Present]):
     longest_undisturbed = LONGEST_PAUSE_OF_RESYNCS
 
     def __init__(self, shared: Shared, firewall: Firewall) -> None:
-        self._entries: Counter[tuple[Family, AddressSet]] = Counter()
+        self._sizes: Counter[tuple[Family, AddressSet]] = Counter()
         """How many entries of each set kroute has written or found; the kernel is never read for that."""
         super().__init__(shared, DesiredState(count=self._count))
         self._firewall = firewall
         self.node: NodeFacts | None = None
         """The facts of the node that the rules are for; None before its first plan."""
         self._rules_due = True
-        self._checks_rules = self._has_checked_rules = False
+        self._is_checking_rules = self._has_checked_rules = False
         self._rule_retries: Retries[str] = Retries()
         self._pace = Pace(FIRST_PAUSE, LONGEST_PAUSE)
         self._enforcement = _Enforcement(self.gate, self.wake, self.desired.is_right, firewall.enforces)
@@ -100,7 +100,7 @@ class Masquerade(StagedController[SetEntry, Present]):
 
     async def look(self) -> bool:
         """Look at the sets; `write` checks the rules if only these may have been changed."""
-        if not await self._firewall.looks_untouched(lambda family, which: self._entries[family, which]):
+        if not await self._firewall.looks_untouched(lambda family, which: self._sizes[family, which]):
             return True
         self._rules_due = self._rules_due or not await self._firewall.are_rules_untouched()
         return False
@@ -144,7 +144,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         if self.node is None:
             return  # only the first plan of the node shows whether an earlier run's rules are right
         await self.say()
-        if not self._checks_rules and (self._rules_due or self._are_rules_to_be_tried_again()):
+        if not self._is_checking_rules and (self._rules_due or self._are_rules_to_be_tried_again()):
             await self._ensure_rules(self.node)
             await self.say()
 
@@ -170,7 +170,7 @@ class Masquerade(StagedController[SetEntry, Present]):
     def set_fills(self) -> list[SetFill]:
         """How full each set is that the kernel has, by family."""
         return [
-            SetFill(self._firewall.set_name(family, which), self._entries[family, which], *capacity)
+            SetFill(self._firewall.set_name(family, which), self._sizes[family, which], *capacity)
             for family in Family
             for which in AddressSet
             if (capacity := self._firewall.capacity(family, which)) is not None
@@ -202,11 +202,11 @@ class Masquerade(StagedController[SetEntry, Present]):
 
         Plans wait for the first attempt only, whatever comes of it. It waits for the lock for a few seconds.
         """
-        self._rules_due, self._checks_rules = False, True
+        self._rules_due, self._is_checking_rules = False, True
         try:
             drift = await self.keep_writing_during(self._firewall.ensure_rules(node))
         finally:
-            self._checks_rules, self._has_checked_rules = False, True
+            self._is_checking_rules, self._has_checked_rules = False, True
         self.status.repaired(drift)
         hindrance = self._firewall.rules_hindered_by()
         self.status.hindered(hindrance)
@@ -236,7 +236,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         return self.desired.is_leaving(SetEntry(AddressSet.VIP, (str(port.element[0]),)))
 
     def _count(self, entry: SetEntry, difference: int) -> None:
-        self._entries[entry.family, entry.set] += difference
+        self._sizes[entry.family, entry.set] += difference
 
     def _set_name(self, entry: SetEntry) -> str:
         return self._firewall.set_name(entry.family, entry.set)

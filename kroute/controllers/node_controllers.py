@@ -66,7 +66,7 @@ class NodeControllers:
         self.ledger = Ledger.open(settings.state_dir)
         self.interface = DummyInterface(settings.dummy_interface, kernel.links, self.ledger)
         self._broadcaster = broadcaster
-        self._patience = RESYNC_PERIODS * settings.resync_period
+        self._unhealthy_after = RESYNC_PERIODS * settings.resync_period
         self._monitors = (
             kernel.monitor(only_interface=settings.dummy_interface, routes=False),
             kernel.monitor(only_interface=settings.dummy_interface, other_addresses=True),
@@ -138,7 +138,7 @@ class NodeControllers:
 
     def complaints(self) -> list[str]:
         """Why this node is not healthy, one sentence each; empty if it is."""
-        return complaints(self._broadcaster.statistics(), self.statistics(), self._patience)
+        return complaints(self._broadcaster.statistics(), self.statistics(), self._unhealthy_after)
 
     def statistics(self) -> dict[str, ControllerStatistics]:
         """Each controller's counters, by its name."""

@@ -8,7 +8,7 @@ from socket import AF_INET
 import msgspec
 import pytest
 
-from kroute.controllers.direct_return import LINGER, PASS, DirectReturn
+from kroute.controllers.direct_return import LINGER, LONGEST_PASS, DirectReturn
 from kroute.firewall.backend import firewall_of
 from kroute.kernel.net.steering import Steer
 from kroute.model.plan import AddressSet, ServicePlan, SetEntry, TunnelEnd
@@ -252,7 +252,7 @@ async def test_hostile_namespaces_hold_no_pass_up_and_are_undone_in_turn(tmp_pat
     tunnels = node.clients.tunnels
     hostile = [tunnels.add_pod() for _ in range(20)]
     for each in hostile:
-        each.foreign, each.takes = {AF_INET}, PASS
+        each.foreign, each.takes = {AF_INET}, LONGEST_PASS
     pod = tunnels.add_pod(POD)
     await node.start(direct(1, POD))
     tunnels.let_pass(LINGER)
@@ -271,7 +271,7 @@ async def test_pods_that_take_all_the_time_leave_the_others_their_turn(tmp_path:
     tunnels = node.clients.tunnels
     pods = [f"10.1.0.{number}" for number in range(1, 21)]
     for address in pods:
-        tunnels.add_pod(address).takes = 2 * PASS
+        tunnels.add_pod(address).takes = 2 * LONGEST_PASS
     tunnels.pods[-1].takes = 0
     node.broadcaster.publish([node_plan(), direct(1, *pods, local=tuple(pods))])
     await own.start()
@@ -286,7 +286,7 @@ async def test_what_could_not_be_undone_is_undone_at_once_when_no_service_has_di
     pod, other = node.clients.tunnels.add_pod(POD), node.clients.tunnels.add_pod(OTHER)
     await node.start(direct(1, POD, OTHER, local=(POD, OTHER)))
     await node.apply(direct(2, OTHER, local=(OTHER,)))
-    pod.takes = PASS
+    pod.takes = LONGEST_PASS
     await node.wait(LINGER)
     await node.resync()
     assert AF_INET in pod.tunnels
