@@ -81,7 +81,7 @@ class ServiceProxy(Controller):
         self._lost: set[str] = set()
         """Addresses that are gone from the link: route_fix prepares their routes again before they are bound again."""
         self._may_lack_ipv4 = True
-        """The link may have lost its last IPv4 address, and all IPv4 routes with it, since the last write."""
+        """The link may have lost its last IPv4 address, with all IPv4 routes, since the last write; or had none yet."""
         self._lacked_ipv4 = False
         """It had none, and not all plans are WITHDRAWN since: route_fix may know lost routes of addresses that left."""
         self.live = asyncio.Event()
@@ -274,7 +274,7 @@ class ServiceProxy(Controller):
         return self._gate.has_passed(self._plans[key], ROUTES_PREPARED)
 
     def _is_held(self, key: VirtualServerKey) -> bool:
-        """Whether this virtual server, which a plan wants, must wait for its set entries.
+        """Whether this virtual server, which a plan wants, must wait, for instance for its set entries.
 
         A new one takes packets of pods and other clients even before its address is bound, because the source route
         already delivers them here.
