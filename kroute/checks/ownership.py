@@ -41,6 +41,8 @@ WAITING_LOOK, SERVING_LOOK = 2.0, 5.0
 """Seconds between two looks at the node."""
 ASK_AGAIN, ASK_RARELY = 10.0, 600.0
 """Seconds until the cluster is asked again: about a silent proxy, about a program whose port alone proves nothing."""
+ENDS_WITHIN = 120.0
+"""Seconds in which a process has ended whose Pod the cluster has ended: four times as long as Pods have by default."""
 WAITING, RIVAL = "WaitingForServiceProxy", "RivalServiceProxy"
 """The reasons of the Events on the Node."""
 
@@ -76,6 +78,8 @@ class _MeantProxies:
         """The last answer there was."""
         self.tells = False
         """Whether there was one to the last question."""
+        self.before = ""
+        """The proxy that the cluster wanted here before this agent's turn came."""
         self._api = api
         self._node_name = node_name
         self._clock = clock
@@ -172,14 +176,15 @@ class Ownership:
         `restrain` is told whether there is one. `remove` begins to delete what a rival has left that has ended for
         good. What was in the kernel before and has not gone since is no sign of a rival, unless the cluster wants this
         proxy here, as it does if kroute has been restarted beside it: kube-proxy's ports may be kroute's by now, so its
-        fresh rules and sets have to show it.
+        fresh rules and sets have to show it. A proxy that is followed may write once more while its process ends:
+        kube-router closes its port first.
         """
         if self._settings.other_proxies != WAIT:
             return
         known = await self._traces.now() - self._unfinished
         if known:
             known -= (await self._cluster.ask(ASK_AGAIN) or {}).keys()
-        meant = ""  # the rival that the cluster has wanted here
+        meant, until = self._cluster.before, self._clock() + ENDS_WITHIN
         while True:
             await asyncio.sleep(SERVING_LOOK)
             sign = next(iter(await self._signs(processes=None)), None)  # to read all of them takes milliseconds
@@ -192,9 +197,10 @@ class Ownership:
             cluster = await self._cluster.ask(ASK_AGAIN) if sign is not None else None
             if sign is not None and cluster is not None:
                 if sign.proxy in cluster:
-                    meant = sign.proxy
-                elif sign.proxy == meant and is_silent:
-                    meant = ""
+                    meant, until = sign.proxy, math.inf
+                elif sign.proxy == meant and is_silent and self._clock() < until:
+                    known |= fresh
+                    until = self._clock() + ENDS_WITHIN
                     remove(fresh)
             self._rival_is(sign, restrain)
 
@@ -225,6 +231,7 @@ class Ownership:
                     sign = await retry_when_exhausted("looking at what is left", partial(hindrance, adopts))
             self._waits(sign)
             if sign is None:
+                self._cluster.before = silence.meant
                 return adopts
             await asyncio.sleep(WAITING_LOOK)
 

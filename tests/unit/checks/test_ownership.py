@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from kroute.checks.cluster_proxies import NAMESPACE, Reader
-from kroute.checks.ownership import ASK_AGAIN, RIVAL, WAITING, Ownership
+from kroute.checks.ownership import ASK_AGAIN, ENDS_WITHIN, RIVAL, WAITING, Ownership
 from kroute.checks.running_proxies import Sign
 from kroute.model.plan import Problem
 from kroute.settings import IGNORE
@@ -285,4 +285,30 @@ async def test_a_proxy_that_came_back_before_its_take_over_was_finished_is_a_riv
     story.signs, cluster.pods = [], []
     await asyncio.sleep(60)
     assert story.removed == [{"kube-proxy"}]
+    follow.cancel()
+
+
+@virtual(settles_within=0)
+async def test_what_a_proxy_writes_while_its_process_ends_is_removed_too() -> None:
+    """kube-router closes its port, ends a pass that makes its sets again, and only then its process ends."""
+    cluster = Cluster(POD)
+    story = Story(cluster)
+    story.signs, story.traces = [KUBE_PROXY], frozenset({"kube-proxy"})
+    turn = story.turn()
+    await asyncio.sleep(10)
+    story.signs, cluster.pods = [], []
+    assert await turn == {"kube-proxy"}
+    story.traces = frozenset()
+    follow = story.follow()
+    for times in (1, 2):
+        await asyncio.sleep(20)
+        story.traces = frozenset({"kube-proxy"})
+        await asyncio.sleep(20)
+        assert story.removed == times * [{"kube-proxy"}]
+    assert (story.ownership.rival, story.restraints) == (None, [True, False] * 2)
+    await asyncio.sleep(2 * ENDS_WITHIN)
+    story.traces = frozenset({"kube-proxy"})
+    await asyncio.sleep(20)
+    assert story.ownership.rival is not None, "what comes as late is not fought"
+    assert len(story.removed) == 2
     follow.cancel()
