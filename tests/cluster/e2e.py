@@ -10,14 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.cluster import addons, proxies
 from tests.cluster.components import DNS, DUAL_STACK, SERVICES
 from tests.cluster.e2e_cases import ALONE, SETS, why_not_run
-from tests.cluster.e2e_report import FAILED, SKIPPED, Outcome, Run, keep, kept, last, read, section, with_section
+from tests.cluster.e2e_report import FAILED, SKIPPED, Outcome, Run, read, results_of, section, title, with_section
 from tests.cluster.installation import install, uninstall
 from tests.cluster.machines import Cluster, missing
 from tests.conformance.table import PAGE
@@ -47,7 +47,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--proxy", action="append", help="kroute, or kube-proxy:MODE; both, one after the other")
     parser.add_argument("--set", action="append", default=[], help="a value of kroute's chart, as helm takes it")
     parser.add_argument("--ipv6", action="store_true", help="on a cluster that has IPv6 alone")
-    parser.add_argument("--no-page", action="store_true", help="leave docs/conformance.md as it is")
     chosen = parser.parse_args(arguments)
     if said := missing() or kubernetes.missing("e2e.test"):
         print(said, file=sys.stderr)
@@ -61,30 +60,35 @@ def main(arguments: Sequence[str]) -> int:
         for proxy in chosen.proxy or ["kroute", f"{_KUBE_PROXY}:nftables"]:
             name, _, mode = proxy.partition(":")
             values = [] if name == _KUBE_PROXY else chosen.set
-            title = " ".join([name, mode, *values, "IPv6 only" if chosen.ipv6 else ""]).split()
+            called = " ".join([name, mode, *values, *["IPv6 only"] * chosen.ipv6]).split()
             with _installed(cluster, name, mode, values):
-                _run(cluster, " ".join(title), chosen)
-    if not chosen.no_page:
-        PAGE.write_text(with_section(PAGE.read_text(), section(kept(leftovers() / "e2e"), VERSION)))
+                _run(cluster, " ".join(called), chosen)
     return 0
 
 
 def _run(cluster: Cluster, proxy: str, chosen: argparse.Namespace) -> None:
-    """Run what was chosen with the proxy of this title, and keep what comes of it as it comes."""
-    place = leftovers() / "e2e"
-    before = last(kept(place), proxy) if chosen.rest else {}
-    file = place / f"{time.time_ns()}.json"
-    suite = Suite(cluster, file.with_suffix(""))
+    """Run what was chosen with the proxy that is called so, and write what comes of it to the page as it comes."""
+    found = results_of(PAGE.read_text()).items() if chosen.rest else ()
+    before = {case: outcome for (by, case), (outcome, _) in found if by == proxy}
+    suite = Suite(cluster, leftovers() / "e2e" / f"{time.time_ns()}")
     cases = [case for case in suite.cases(chosen.sets or [*SETS]) if re.search(chosen.only, case)]
-    failed = {case for case in cases if case in before and before[case].status == FAILED}
-    wanted = [case for case in cases if case not in before or case in failed]
+    failed = {case for case in cases if title(case) in before and before[title(case)].status == FAILED}
+    wanted = [case for case in cases if title(case) not in before or case in failed]
     here = Here.here((), "")
-    run = Run(proxy, here.date, here.commit, BUILT.title, {})
+    run = Run(proxy, here.date, here.commit, BUILT.title)
+    done = 0
     for outcomes in suite.run(wanted, failed):
-        run.cases.update(outcomes)
-        keep(run, file)
-        said = [f"{case}: {it.why}" for case, it in outcomes.items() if it.status == FAILED]
-        print(f"{proxy}: {len(run.cases)} of {len(wanted)}", *said, sep="\n  failed: ", flush=True)
+        done += len(outcomes)
+        said = [f"{case}: {outcome.why}" for case, outcome in outcomes.items() if outcome.status == FAILED]
+        print(f"{proxy}: {done} of {len(wanted)}", *said, sep="\n  failed: ", flush=True)
+        write(run, outcomes)
+
+
+def write(run: Run, outcomes: Mapping[str, Outcome]) -> None:
+    """Put what became of cases into the page."""
+    page = PAGE.read_text()
+    new = {(run.proxy, title(case)): (outcome, run) for case, outcome in outcomes.items()}
+    PAGE.write_text(with_section(page, section(results_of(page) | new, VERSION)))
 
 
 @contextlib.contextmanager

@@ -4,38 +4,42 @@ import html
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-
-import msgspec
+from typing import NamedTuple
 
 SECTION = "## Kubernetes' own tests"
 """The heading. The section ends the page."""
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _PREFIX = "[It] "
 _LONGEST_REASON = 160
+_NOT_RUN = "not run"
+_CELL = re.compile(r"\**(?P<status>passed|failed|skipped)\** \((?P<run>\d+)\)(: (?P<why>.*))?")
 _HEAD = """
 `e2e.test` of Kubernetes {version}, against a real cluster of three nodes in three zones in the lab (kube-apiserver,
-kubelet, containerd), with each proxy in turn. `make e2e` runs it and writes this section. What fails with kube-proxy as
-well is the cluster's.
+kubelet, containerd), with each proxy in turn. `make e2e` runs it and writes this section, which has the last outcome of
+each case and the number of its run. What fails with kube-proxy as well is the cluster's.
 """
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(NamedTuple):
     """What became of a case: `passed`, `failed` or `skipped`, and why."""
 
     status: str
     why: str = ""
 
 
-class Run(msgspec.Struct, frozen=True):
-    """A run with one proxy: the day (UTC), the commit, the kernel, and the outcome of each case."""
+class Run(NamedTuple):
+    """A run with one proxy: the day (UTC), the commit, the kernel."""
 
     proxy: str
     date: str
     commit: str
     kernel: str
-    cases: dict[str, Outcome]
+
+
+Results = dict[tuple[str, str], tuple[Outcome, Run]]
+"""What became of a case when it last ran with a proxy, by the proxy and the case's title, and in which run."""
 
 
 def read(files: Iterable[Path]) -> dict[str, Outcome]:
@@ -68,41 +72,56 @@ def _message(case: ET.Element, kind: str) -> str:
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
 
 
-def section(runs: Sequence[Run], version: str) -> str:
-    """The section of docs/conformance.md for these runs, oldest first: who ran what, and a row for each case.
-
-    The last run with a proxy that had the case says what became of it.
-    """
-    proxies = sorted({run.proxy for run in runs}, key=lambda proxy: (proxy.startswith("kube-proxy"), proxy))
-    found = {(run.proxy, case): (outcome, run) for run in runs for case, outcome in run.cases.items()}
+def section(results: Results, version: str) -> str:
+    """The section of docs/conformance.md: who ran what, and a row for each case with the numbers of the runs."""
+    proxies = sorted({proxy for proxy, _ in results}, key=lambda proxy: (proxy.startswith("kube-proxy"), proxy))
+    runs = sorted({run for _, run in results.values()}, key=lambda run: (proxies.index(run.proxy), run))
+    numbers = {run: number for number, run in enumerate(runs, 1)}
     lines = [SECTION, _HEAD.format(version=version)]
-    lines += ["| the run | date | commit | kernel | passed | failed | skipped |", "|---|---|---|---|---|---|---|"]
-    counts: dict[tuple[str, ...], Counter[str]] = {}
-    for run in sorted(runs, key=lambda run: proxies.index(run.proxy)):
-        of_run = counts.setdefault((run.proxy, run.date, run.commit, run.kernel), Counter())
-        of_run.update(outcome.status for outcome, by in found.values() if by is run)
-    for who, of_run in counts.items():
-        if of_run:
-            lines.append(f"| {' | '.join([*who, *(str(of_run[status]) for status in (PASSED, FAILED, SKIPPED))])} |")
+    lines += [
+        "| run | proxy | date | commit | kernel | passed | failed | skipped |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for run, number in numbers.items():
+        counts = Counter(outcome.status for outcome, by in results.values() if by == run)
+        figures = (str(counts[status]) for status in (PASSED, FAILED, SKIPPED))
+        lines.append(f"| {' | '.join([str(number), *run, *figures])} |")
     lines += ["", f"| case | {' | '.join(proxies)} |", "|---|" + "---|" * len(proxies)]
-    for case in sorted({case for _, case in found}):
-        cells = (_cell(found[proxy, case][0] if (proxy, case) in found else None) for proxy in proxies)
-        lines.append(f"| {_title(case)} | {' | '.join(cells)} |")
+    for case in sorted({case for _, case in results}):
+        found = (results.get((proxy, case)) for proxy in proxies)
+        cells = (_cell(it[0], numbers[it[1]]) if it else _NOT_RUN for it in found)
+        lines.append(f"| {case} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _title(case: str) -> str:
-    """A case without its labels."""
+def results_of(page: str) -> Results:
+    """What the section of a page says."""
+    results: Results = {}
+    runs: dict[str, Run] = {}
+    proxies: list[str] = []
+    for line in section_of(page).splitlines():
+        match line.strip("| ").split(" | "):
+            case [number, proxy, date, commit, kernel, _, _, _] if number.isdigit():
+                runs[number] = Run(proxy, date, commit, kernel)
+            case ["case", *proxies]:
+                pass
+            case [case, *cells] if case.startswith("sig-"):
+                for proxy, cell in zip(proxies, cells, strict=True):
+                    if found := _CELL.fullmatch(cell):
+                        results[proxy, case] = Outcome(found["status"], found["why"] or ""), runs[found["run"]]
+    return results
+
+
+def title(case: str) -> str:
+    """A case without its labels, as the page has it."""
     return " ".join(
         re.sub(r"\[(?!sig-)[^]]*\]", "", case).replace("[", "").replace("]", ":", 1).replace("|", "/").split()
     )
 
 
-def _cell(outcome: Outcome | None) -> str:
-    if outcome is None:
-        return "not run"
+def _cell(outcome: Outcome, number: int) -> str:
     status = f"**{FAILED}**" if outcome.status == FAILED else outcome.status
-    return f"{status}: {outcome.why}" if outcome.why else status
+    return f"{status} ({number}){': ' if outcome.why else ''}{outcome.why}"
 
 
 def with_section(page: str, text: str) -> str:
@@ -113,21 +132,3 @@ def with_section(page: str, text: str) -> str:
 def section_of(page: str) -> str:
     """The section that a page has, with the empty line before it; empty if it has none."""
     return f"\n{SECTION}{rest}" if (rest := page.partition(SECTION)[2]) else ""
-
-
-def kept(directory: Path) -> list[Run]:
-    """All runs that were written to `directory`, in the order of their files' names: oldest first."""
-    return [msgspec.json.decode(file.read_bytes(), type=Run) for file in sorted(directory.glob("*.json"))]
-
-
-def keep(run: Run, file: Path) -> None:
-    """Write a run, in place of what the file has."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".unfinished")
-    unfinished.write_bytes(msgspec.json.encode(run))
-    unfinished.rename(file)
-
-
-def last(runs: Iterable[Run], proxy: str) -> dict[str, Outcome]:
-    """What became of each case when it last ran with a proxy."""
-    return {case: outcome for run in runs if run.proxy == proxy for case, outcome in run.cases.items()}

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.cluster.e2e_cases import NOT_RUN, why_not_run
-from tests.cluster.e2e_report import Outcome, Run, keep, kept, last, read, section, section_of, with_section
+from tests.cluster.e2e_report import Outcome, Results, Run, read, results_of, section, section_of, title, with_section
 
 JUNIT = """<?xml version="1.0" encoding="UTF-8"?>
 <testsuites><testsuite name="Kubernetes e2e suite">
@@ -28,7 +27,8 @@ READ = {
     "[sig-network] Services should be in the cloud": Outcome("skipped", "Only supported for providers gce"),
     "[sig-network] DNS should hang": Outcome("failed", "timedout"),
 }
-KROUTE = Run("kroute", "2026-11-27", "0123456789ab", "Linux 7.3.4 (built)", READ)
+KROUTE = Run("kroute", "2026-11-27", "0123456789ab", "Linux 7.3.4 (built)")
+RESULTS: Results = {("kroute", title(case)): (outcome, KROUTE) for case, outcome in READ.items()}
 
 
 def test_the_outcome_of_each_case_in_focus_is_read(tmp_path: Path) -> None:
@@ -37,47 +37,32 @@ def test_the_outcome_of_each_case_in_focus_is_read(tmp_path: Path) -> None:
 
 
 def test_the_section_has_the_runs_and_a_row_for_each_case_with_the_proxies_beside_each_other() -> None:
-    kube_proxy = Run(
-        "kube-proxy nftables",
-        "2026-11-26",
-        "0123456789ab",
-        "Linux",
-        {"[sig-network] Services new [A|B]": Outcome("passed")},
-    )
-    lines = section([kube_proxy, KROUTE], "1.36.2").splitlines()
-    assert "| kroute | 2026-11-27 | 0123456789ab | Linux 7.3.4 (built) | 1 | 2 | 1 |" in lines
+    kube_proxy = Run("kube-proxy nftables", "2026-11-26", "0123456789ab", "Linux")
+    new = {("kube-proxy nftables", title("[sig-network] Services new [A|B]")): (Outcome("passed"), kube_proxy)}
+    lines = section({**RESULTS, **new}, "1.36.2").splitlines()
+    assert "| 1 | kroute | 2026-11-27 | 0123456789ab | Linux 7.3.4 (built) | 1 | 2 | 1 |" in lines
     assert "| case | kroute | kube-proxy nftables |" in lines
-    assert "| sig-network: Services should serve a basic endpoint from pods | passed | not run |" in lines
-    assert "| sig-network: Services should work | **failed**: timed out &lt;after&gt; 2m 0s | not run |" in lines
-    assert "| sig-network: Services new | not run | passed |" in lines
+    assert "| sig-network: Services should serve a basic endpoint from pods | passed (1) | not run |" in lines
+    assert "| sig-network: Services should work | **failed** (1): timed out &lt;after&gt; 2m 0s | not run |" in lines
+    assert "| sig-network: Services new | not run | passed (2) |" in lines
 
 
 def test_the_section_takes_the_place_of_the_one_before_it() -> None:
-    first = with_section("# Page\n\ntext\n", section([KROUTE], "1.36.1"))
-    page = with_section(first, section([KROUTE], "1.36.2"))
+    first = with_section("# Page\n\ntext\n", section(RESULTS, "1.36.1"))
+    page = with_section(first, section(RESULTS, "1.36.2"))
     assert page == first.replace("1.36.1", "1.36.2")
     assert page == f"# Page\n\ntext\n{section_of(page)}"
     assert section_of("# Page\n\ntext\n") == ""
 
 
-def test_the_last_run_that_had_a_case_says_what_became_of_it(tmp_path: Path) -> None:
-    [work, *_] = [case for case, outcome in READ.items() if outcome.status == "failed"]
-    keep(KROUTE, tmp_path / "1.json")
-    keep(Run("kroute", "2026-11-28", "later", "Linux", {work: Outcome("passed")}), tmp_path / "2.json")
-    assert last(kept(tmp_path), "kroute") == {**READ, work: Outcome("passed")}
-    assert last(kept(tmp_path), "kube-proxy nftables") == {}
-    lines = section(kept(tmp_path), "1.36.2").splitlines()
-    assert "| kroute | 2026-11-27 | 0123456789ab | Linux 7.3.4 (built) | 1 | 1 | 1 |" in lines
-    assert "| kroute | 2026-11-28 | later | Linux | 1 | 0 | 0 |" in lines
-    assert "| sig-network: Services should work | passed |" in lines
-    again = section([*kept(tmp_path), Run("kroute", "2026-11-29", "last", "Linux", READ)], "1.36.2")
-    assert "later" not in again
-
-
-def test_portions_of_a_run_are_one_row() -> None:
-    other = msgspec.structs.replace(KROUTE, cases={"[sig-network] Services new": Outcome("passed")})
-    lines = section([KROUTE, other], "1.36.2").splitlines()
-    assert "| kroute | 2026-11-27 | 0123456789ab | Linux 7.3.4 (built) | 2 | 2 | 1 |" in lines
+def test_what_a_page_says_is_kept_when_other_cases_run() -> None:
+    later = Run("kroute", "2026-11-28", "later", "Linux")
+    results = {**RESULTS, ("kroute", "sig-network: Services should work"): (Outcome("passed"), later)}
+    page = with_section("# Page\n", section(results, "1.36.2"))
+    assert results_of(page) == results
+    assert "| 1 | kroute | 2026-11-27 | 0123456789ab | Linux 7.3.4 (built) | 1 | 1 | 1 |" in page.splitlines()
+    assert "| 2 | kroute | 2026-11-28 | later | Linux | 1 | 0 | 0 |" in page.splitlines()
+    assert results_of("# Page\n") == {}
 
 
 def test_a_case_of_both_families_is_not_run_on_a_cluster_with_one() -> None:
