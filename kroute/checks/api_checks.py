@@ -76,6 +76,9 @@ class Known(NamedTuple):
 
 
 NO_API = Known(None, "no API server answers")
+UNAUTHORIZED = 401
+_LOOK = "look whether it runs, and give its own address: its ClusterIP is not served before kroute is"
+_RENEW = "renew the token; a Pod's is refused when its account was deleted, also if it was made again: delete the Pod"
 
 
 async def check_api(settings: Settings) -> tuple[list[Finding], Known]:
@@ -91,8 +94,7 @@ async def check_api(settings: Settings) -> tuple[list[Finding], Known]:
             clocks = compare_clocks(theirs, before, time.time())
             findings = [ok(API, f"{without_user(api.server)} answers"), *_others(await api.faults()), clocks]
         except ApiError as error:
-            next_step = "look whether it runs, and give its own address: its ClusterIP is not served before kroute is"
-            return [failed(API, str(error), next_step)], NO_API
+            return [failed(API, str(error), _RENEW if error.status == UNAUTHORIZED else _LOOK)], NO_API
         findings += await _permissions(api, watched(settings))
         return findings, await _node(api, settings.node_name)
 

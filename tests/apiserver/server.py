@@ -189,7 +189,12 @@ class ApiServer:
 
     # Requests
 
-    async def _ready(self, _request: web.Request) -> web.Response:
+    async def _ready(self, request: web.Request) -> web.Response:
+        """Whoever has no token may ask, but a wrong one is refused, as kube-apiserver does."""
+        try:
+            self.authenticate(request)
+        except StatusError as error:
+            return error_answer(error)
         if self.access.denies_everything:
             return error_answer(status.forbidden_path("/readyz", USER))
         return web.Response(text="ok") if self.is_ready else web.Response(status=500, text="[+]ping ok\n")

@@ -65,6 +65,16 @@ async def test_a_server_out_of_reach_is_one_failure(tmp_path: Path) -> None:
     assert known == api_checks.NO_API
 
 
+async def test_a_refused_token_is_said_to_be_renewed(tmp_path: Path) -> None:
+    async with ApiServer(token="secret") as server:
+        settings = settings_for(server, tmp_path)
+        server.token = "another"
+        findings, _ = await api_checks.check_api(settings)
+    assert [(finding.check, finding.level) for finding in findings] == [("api", Level.FAIL)]
+    assert "401" in findings[0].message
+    assert "renew the token" in findings[0].next_step
+
+
 async def test_no_such_node_is_not_taken_for_no_api(tmp_path: Path) -> None:
     async with ApiServer(token="secret") as server:
         settings = settings_for(server, tmp_path)
