@@ -33,9 +33,8 @@ def build(source: Source, output: Path, root: Path) -> Path:
 
 
 def _python_packages() -> Iterator[Component]:
-    for name in ("run.txt", "iptables.txt"):
-        for package, version in _PIN.findall((PROJECT / "requirements" / name).read_text()):
-            yield _component("pypi", None, package.lower(), version)
+    for package, version in _PIN.findall((PROJECT / "requirements/run.txt").read_text()):
+        yield _component("pypi", None, package.lower(), version)
 
 
 def _debian_packages(root: Path) -> Iterator[Component]:

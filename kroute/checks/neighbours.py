@@ -28,7 +28,7 @@ from kroute.firewall.iptables.address_sets import PREFIX
 from kroute.firewall.nftables.names import TABLE
 from kroute.kernel.errors import UNINTELLIGIBLE
 from kroute.kernel.iptables.nft_rules import RuleReader
-from kroute.kernel.iptables.tools import VARIANTS, SavedRule, SavedTable, Variant, XtablesTools, parse_saved
+from kroute.kernel.iptables.tools import VARIANTS, SavedRule, SavedTable, Variant, may_be_in_use, parse_saved, save
 from kroute.kernel.net.policy_routing import WHOLE_MARK, PolicyRule
 from kroute.kernel.net.steering import TABLE as STEERING
 from kroute.kernel.netlink.message import attributes, to_text, to_u32
@@ -57,7 +57,7 @@ class Gate(NamedTuple):
 
 
 async def check_host_firewall(
-    tools: XtablesTools, nft_chains: Sequence[NftChain], *, overrules: bool, reads_legacy: bool = True
+    nft_chains: Sequence[NftChain], *, overrules: bool, reads_legacy: bool = True
 ) -> list[Finding]:
     """Findings about FORWARD and INPUT, of both variants of iptables and of other programs' nf_tables.
 
@@ -67,9 +67,9 @@ async def check_host_firewall(
     hidden: list[Variant] = []
     tables: dict[Variant, SavedTable] = {}
     for variant in VARIANTS:
-        if variant.name == "legacy" and not reads_legacy and tools.may_be_in_use(variant, _TABLE):
+        if variant.name == "legacy" and not reads_legacy and may_be_in_use(variant, _TABLE):
             hidden.append(variant)
-        elif (table := await _filter_table(tools, variant, nft_chains)) is not None:
+        elif (table := await _filter_table(variant, nft_chains)) is not None:
             tables[variant] = table
     seen = {_nft_family(variant) for variant in tables if variant.name == "nft"}
     unseen = [chain for chain in nft_chains if chain.table != _TABLE or chain.family not in seen]
@@ -90,12 +90,12 @@ async def check_host_firewall(
     return found
 
 
-async def _filter_table(tools: XtablesTools, variant: Variant, nft_chains: Iterable[NftChain]) -> SavedTable | None:
+async def _filter_table(variant: Variant, nft_chains: Iterable[NftChain]) -> SavedTable | None:
     """The filter table; None if there is none, or no tool that shows it."""
     wanted = (_nft_family(variant), _TABLE)
     if variant.name == "nft" and not any((chain.family, chain.table) == wanted for chain in nft_chains):
         return None
-    return next(iter(parse_saved(await tools.save(variant, _TABLE) or "")), None)
+    return next(iter(parse_saved(await save(variant, _TABLE) or "")), None)
 
 
 def _nft_family(variant: Variant) -> str:
@@ -208,7 +208,6 @@ class Use(NamedTuple):
 
 
 async def uses_of_marks(
-    tools: XtablesTools,
     nftables: RuleReader,
     tables: Iterable[tuple[str, str]],
     policy_rules: Iterable[PolicyRule],
@@ -222,7 +221,7 @@ async def uses_of_marks(
     rules = [rule for rule in policy_rules if rule.table != STEERING]
     found = [Use(str(rule), rule.mark, rule.mask) for rule in rules if rule.mark is not None]
     if reads_legacy:
-        found += [use async for use in _legacy(tools)]
+        found += [use async for use in _legacy()]
     numbers = {name: number for number, name in FAMILIES.items() if name in _OF_PACKETS}
     for family, name in tables:
         if family in numbers and name != TABLE:
@@ -250,9 +249,9 @@ def check_marks(settings: Settings, uses: Sequence[Use]) -> list[Finding]:
     return found or [ok(MARKS, f"no other program here uses {' or '.join(f'{mark:#x}' for mark in marks.values())}")]
 
 
-async def _legacy(tools: XtablesTools) -> AsyncIterator[Use]:
+async def _legacy() -> AsyncIterator[Use]:
     for variant in [variant for variant in VARIANTS if variant.name == "legacy"]:
-        for table in parse_saved(await tools.save(variant) or ""):
+        for table in parse_saved(await save(variant) or ""):
             for rule in table.rules:
                 if "mark" in rule.text and not rule.text.startswith(PREFIX):
                     for value, mask in _of_iptables(rule):

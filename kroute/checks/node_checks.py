@@ -14,7 +14,6 @@ from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled_o
 from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
 from kroute.kernel.clients import IpvsClient, LinkClient, SysctlClient
-from kroute.kernel.iptables.tools import XtablesTools, missing_libraries
 from kroute.kernel.mounts import VOLATILE, file_system_of
 from kroute.kernel.net.policy_routing import PolicyRouting
 from kroute.kernel.nftables.client import Nftables
@@ -48,16 +47,14 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
         return findings  # without capabilities and modules the kernel does not answer the other checks
     settings = settled_on(settings, choice.name)
     reads_legacy = preflight.has_capability(preflight.CAPABILITY_NUMBERS["NET_RAW"])
-    async with open_kernel(only=_clients(settings, reads_legacy=reads_legacy)) as kernel, Nftables() as nftables:
+    async with open_kernel(only=_clients(settings)) as kernel, Nftables() as nftables:
         findings += await check_firewall(firewall_of(settings, kernel), ipv6=ipv6)
         overrules = BACKENDS[choice.name].overrules
         nft_chains = await nftables.chains()
-        findings += await check_host_firewall(
-            XtablesTools(), nft_chains, overrules=overrules, reads_legacy=reads_legacy
-        )
+        findings += await check_host_firewall(nft_chains, overrules=overrules, reads_legacy=reads_legacy)
         async with PolicyRouting() as routing:
             uses = await uses_of_marks(
-                XtablesTools(), nftables, await nftables.tables(), await routing.rules(), reads_legacy=reads_legacy
+                nftables, await nftables.tables(), await routing.rules(), reads_legacy=reads_legacy
             )
         findings += check_marks(settings, uses)
         findings.append(await check_bridges(Sysctls(settings.proc_sys), kernel.links, ipv6=ipv6))
@@ -65,13 +62,9 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     return findings
 
 
-def _clients(settings: Settings, *, reads_legacy: bool) -> set[ClientName]:
-    """Those of the firewall, and those that show what other programs have.
-
-    Legacy tables only with their libraries, and where this process may read them.
-    """
-    found: set[ClientName] = {"ipvs", "links", "ipset", *clients_of(settings)}
-    return found | {"xtables"} if reads_legacy and not missing_libraries() else found
+def _clients(settings: Settings) -> set[ClientName]:
+    """Those of the firewall, and those that show what other programs have."""
+    return {"ipvs", "links", "ipset", "xtables", *clients_of(settings)}
 
 
 def check_state_directory(path: Path) -> list[Finding]:

@@ -246,7 +246,6 @@ async def leftovers(kernel: NodeKernel, nft_chains: Sequence[NftChain], our_link
     chains = {
         family.value: {name for table in TABLES for name in await kernel.xtables[family.number].chains(table)}
         for family in Family
-        if family.number in kernel.xtables
     }
     for proxy in OTHER_PROXIES.values():
         what = []

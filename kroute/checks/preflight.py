@@ -13,7 +13,7 @@ from kroute.kernel import modules
 from kroute.kernel.net.links import DUMMY, Links
 from kroute.settings import DEFAULTS, Settings
 
-CAPABILITIES, MODULES, LIBRARIES, INTERFACE = "capabilities", "modules", "libraries", "interface"
+CAPABILITIES, MODULES, TOOLS, INTERFACE = "capabilities", "modules", "tools", "interface"
 
 LOAD_MODULE = "run `modprobe {}` on the node, or install the modules package of its kernel"
 
@@ -67,11 +67,11 @@ async def missing_for_undoing(settings: Settings) -> list[str]:
 
 
 async def firewall_findings(name: str) -> list[Finding]:
-    """The missing prerequisites of a firewall backend, its libraries included."""
+    """The missing prerequisites of a firewall backend, its tools included."""
     missing = []
-    for sentence in backend.BACKENDS[name].missing_libraries():
+    for sentence in backend.BACKENDS[name].missing_tools():
         message, _, next_step = sentence.rpartition("; ")
-        missing.append(failed(LIBRARIES, f"{message} (--firewall {name})", next_step))
+        missing.append(failed(TOOLS, f"{message} (--firewall {name})", next_step))
     return missing + await findings(backend.BACKENDS[name])
 
 

@@ -31,9 +31,9 @@ def _make_iptables(settings: Settings, kernel: NodeKernel) -> Firewall:
 
 
 def _iptables_lacks() -> list[str]:
-    from kroute.kernel.iptables.tools import missing_libraries  # noqa: PLC0415  as above
+    from kroute.kernel.iptables.xtables import missing_tools  # noqa: PLC0415  as above
 
-    return missing_libraries()
+    return missing_tools()
 
 
 def _make_nftables(settings: Settings, kernel: NodeKernel) -> Firewall:
@@ -49,7 +49,7 @@ BACKENDS: Mapping[str, Backend] = {
         modules={},  # the kernel itself loads nf_tables and all that belongs to it when it is asked
         overrules=False,
         capabilities={},
-        missing_libraries=list,  # it needs none
+        missing_tools=list,  # it needs none
         make=_make_nftables,
         is_present=lambda settings, kernel: _make_nftables(settings, kernel).is_present(),
     ),
@@ -59,8 +59,8 @@ BACKENDS: Mapping[str, Backend] = {
         # The kernel itself loads the modules of tables, matches and set types when they are used.
         modules={"ip_set": "the sets that the masquerade rules look up"},
         overrules=True,
-        capabilities={"NET_RAW": "libiptc reads and writes the rules by a raw socket"},
-        missing_libraries=_iptables_lacks,
+        capabilities={"NET_RAW": "the iptables tools read and write the rules by a raw socket"},
+        missing_tools=_iptables_lacks,
         make=_make_iptables,
         is_present=lambda _settings, kernel: are_present(kernel.ipset),
     ),
@@ -145,7 +145,7 @@ async def _is_present(settings: Settings, backend: Backend) -> bool:
 async def _lacking(settings: Settings, name: str) -> str:
     """What the backend lacks here, as a sentence; "" if it can be used."""
     backend = BACKENDS[name]
-    missing: Iterable[str] = backend.missing_libraries()
+    missing: Iterable[str] = backend.missing_tools()
     if not missing:
         async with open_kernel(settings.proc_sys, only=backend.clients) as kernel:
             found = await backend.make(settings, kernel).prerequisites()

@@ -147,7 +147,7 @@ class Backend(NamedTuple):
     `clients` are the kernel clients that must be open; `presence_clients` are those that `is_present` needs, which
     avoids loading the backend. `modules` are kernel modules with their purpose. `overrules`: no rule of iptables drops
     a packet that its rules accept. `capabilities` are needed in addition to NET_ADMIN, with their purpose.
-    `missing_libraries` returns one sentence for each missing library; it ends in `; ` and the next step.
+    `missing_tools` returns a sentence about a missing program, if any; it ends in `; ` and the next step.
     """
 
     clients: tuple[ClientName, ...]
@@ -155,6 +155,6 @@ class Backend(NamedTuple):
     modules: Mapping[str, str]
     overrules: bool
     capabilities: Mapping[str, str]
-    missing_libraries: Callable[[], list[str]]
+    missing_tools: Callable[[], list[str]]
     make: Callable[[Settings, NodeKernel], Firewall]
     is_present: Callable[[Settings, NodeKernel], Awaitable[bool]]

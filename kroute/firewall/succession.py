@@ -78,7 +78,7 @@ async def _remove(settings: Settings, names: list[str]) -> str:
     report = CleanupReport()
     for name in names:
         with report.step(name):
-            if missing := BACKENDS[name].missing_libraries():
+            if missing := BACKENDS[name].missing_tools():
                 raise KernelError(missing[0])
             async with open_kernel(settings.proc_sys, only=BACKENDS[name].clients) as kernel:
                 await firewall_of(settled_on(settings, name), kernel).remove(report)

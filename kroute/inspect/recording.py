@@ -372,16 +372,13 @@ class RecordingXtables(Recording[clients.XtablesClient], reads=("is_used", "chai
 
     async def differences(self, rules: TableRules) -> list[str]:
         """The differences from the kernel's rules. An unused table is not read: that would create it."""
-        all_missing = [f"chain {name} is missing" for name in rules.chains]
         if not await self._client.is_used(rules.table):
-            return all_missing
+            return [f"chain {name} is missing" for name in rules.chains]
         try:
             return await self._client.differences(rules)
         except KernelError as error:
-            if error.errno != errno.ENOENT:
-                self._recorder.unknown.append(f"the {self._family_name} rules cannot be compared: {error}")
-                raise
-            return all_missing  # a set is missing, so no rule can name it
+            self._recorder.unknown.append(f"the {self._family_name} rules cannot be compared: {error}")
+            raise
 
     async def remove(self, table: str, prefix: str) -> list[str]:
         self._note("rules", DELETE, f"remove the {self._family_name} chains {prefix}... of table {table}")

@@ -286,7 +286,7 @@ class XtablesClient(Protocol):
         """Whether the table exists. The kernel makes a table when a program first reads or writes it."""
 
     async def chains(self, table: str) -> list[str]:
-        """The names of a table's chains; none if the table does not exist."""
+        """The names of a table's chains, perhaps without those that are built in; none if the table does not exist."""
 
     async def digest(self, tables: Sequence[str]) -> Digest:
         """A digest of these tables, without their counters, and how many of them exist."""

@@ -6,7 +6,7 @@ There are three such bundles: the real one (`open_kernel`), one that only record
 
 import socket
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, cast, get_args
@@ -39,13 +39,12 @@ from kroute.kernel.sysctl import PROC_SYS, Sysctls
 
 if TYPE_CHECKING:
     from kroute.kernel.ipset import Ipset
-    from kroute.kernel.iptables.nft_tables import NftTables
     from kroute.kernel.iptables.xtables import Xtables
     from kroute.kernel.netlink.client import NetlinkClient
     from kroute.kernel.nftables.client import Nftables
 
 ClientName: TypeAlias = Literal["links", "ipvs", "addresses", "routes", "conntrack", "ipset", "xtables", "nftables"]
-"""A client that must be opened before it is used."""
+"""A client that is made only for a caller that asks for it."""
 CORE_CLIENTS: tuple[ClientName, ...] = ("links", "ipvs", "addresses", "routes", "conntrack")
 """Those that every node needs, whatever its firewall is."""
 EVERY_CLIENT: tuple[ClientName, ...] = get_args(ClientName)
@@ -54,8 +53,8 @@ EVERY_CLIENT: tuple[ClientName, ...] = get_args(ClientName)
 class NodeKernel(msgspec.Struct, frozen=True, kw_only=True):
     """The clients for the parts of the kernel that kroute reads and writes.
 
-    `xtables` has a client for AF_INET and one for AF_INET6, or none where these are not opened; `nft` may have the same
-    for the tables of iptables-nft.
+    `xtables` has a client for the legacy tables of AF_INET and one for those of AF_INET6, or none where these are not
+    asked for; `nft` may have the same for the tables of iptables-nft.
     `monitor` makes an event source, which the caller opens. `version` is the kernel's version, such as (6, 1).
     `sockets` has the counters of each netlink socket, by the name of its client; the counters change as the sockets are
     used. It is empty where the clients have no sockets.
@@ -87,7 +86,7 @@ async def open_kernel(
     they are used, and those of a firewall are not even loaded.
 
     Raises:
-        KernelError: the kernel lacks a protocol, or a library is missing.
+        KernelError: the kernel lacks a protocol.
     """
     links, ipvs, addresses, routes = Links(), Ipvs(), Addresses(), Routes()
     conntrack, ipset, nftables = Conntrack(), _ipset(only), _nftables(only)
@@ -101,10 +100,8 @@ async def open_kernel(
         "nftables": nftables,
     }
     opened = {name: client for name, client in sockets.items() if client is not None and name in only}
-    xtables, nft = _tables() if "xtables" in only else ({}, {})
     async with AsyncExitStack() as stack:
-        contexts: list[AbstractAsyncContextManager[object]] = [*opened.values(), *xtables.values()]
-        for client in contexts:
+        for client in opened.values():
             await stack.enter_async_context(client)
         is_writer = {"addresses", "routes"} <= set(only)
         own = (
@@ -117,13 +114,13 @@ async def open_kernel(
             routes=routes,
             ipset=ipset or cast(IpsetClient, _Closed("ipset")),
             conntrack=conntrack,
-            xtables=xtables,
+            xtables=_tables("legacy", only),
             nftables=nftables or cast(NftablesClient, _Closed("nftables")),
             sysctls=Sysctls(proc_sys),
             tunnels=cast(TunnelClient, _TunnelsOnDemand(proc_sys)),
             version=kernel_version(),
             monitor=partial(Monitor, own=own),
-            nft=nft,
+            nft=_tables("nft", only),
             sockets={name: client.netlink.statistics for name, client in opened.items()},
         )
 
@@ -166,10 +163,11 @@ def _nftables(only: Collection[ClientName]) -> "Nftables | None":
     return Nftables()
 
 
-def _tables() -> "tuple[dict[int, Xtables], dict[int, NftTables]]":
-    """A client for the tables of each family, and one for those of iptables-nft."""
-    from kroute.kernel.iptables.nft_tables import NftTables  # noqa: PLC0415  only for a caller that asks for iptables
+def _tables(variant: str, only: Collection[ClientName]) -> "dict[int, Xtables]":
+    """A client for the tables of each family."""
+    if "xtables" not in only:
+        return {}
+    from kroute.kernel.iptables.tools import Variant  # noqa: PLC0415  only for a caller that asks for iptables
     from kroute.kernel.iptables.xtables import Xtables  # noqa: PLC0415
 
-    families = (socket.AF_INET, socket.AF_INET6)
-    return {family: Xtables(family) for family in families}, {family: NftTables(family) for family in families}
+    return {family: Xtables(Variant(family, variant)) for family in (socket.AF_INET, socket.AF_INET6)}

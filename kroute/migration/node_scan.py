@@ -10,7 +10,7 @@ from kroute.checks.preflight import CAPABILITY_NUMBERS, has_capability
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Element, Ipset
 from kroute.kernel.iptables.nft_rules import TABLES, read_rules
-from kroute.kernel.iptables.tools import VARIANTS, SavedTable, Variant, XtablesTools, legacy_tables, parse_saved
+from kroute.kernel.iptables.tools import VARIANTS, SavedTable, Variant, legacy_tables, parse_saved, save
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.marks import IpvsMarks
 from kroute.kernel.modules import is_present
@@ -93,7 +93,7 @@ async def _read_legacy(variant: Variant) -> _Rules:
     if not names and (names is not None or not is_present(_LEGACY_MODULES[variant.family])):
         return _Rules()
     if has_capability(CAPABILITY_NUMBERS["NET_RAW"]):
-        saved = await XtablesTools().save(variant)
+        saved = await save(variant)
         if saved is not None:
             return _Rules(parse_saved(saved))
     from kroute.kernel.iptables.table_digest import legacy_chains  # noqa: PLC0415 (loads ctypes)

@@ -13,7 +13,7 @@ from kroute.checks.other_proxies import OTHER_PROXIES, OtherProxy
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.nft_rules import deletion_of, read_rules
-from kroute.kernel.iptables.tools import VARIANTS, XtablesTools
+from kroute.kernel.iptables.tools import VARIANTS, delete
 from kroute.kernel.ipvs.marks import DeleteMarkServer, IpvsMarks
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.policy_routing import PolicyRouting, PolicyRule, TableRoute
@@ -59,7 +59,7 @@ async def _remove_rules(leftovers: Leftovers, report: CleanupReport) -> None:
                 raise KernelError(f"this process cannot change it: {NEEDS_TOOLS}")
             rules, chains = table.rules, table.chains
             if variant.name == "legacy":
-                await XtablesTools().delete(variant, table.table, list(rules), list(chains))
+                await delete(variant, table.table, rules, chains)
             else:
                 of_kernel = Table(variant.family, table.table)
                 async with Nftables() as nftables:

@@ -60,7 +60,7 @@ class FakeNodeKernel(NodeKernel, frozen=True, kw_only=True):
     async def open(self) -> Self:
         """Open every client."""
         one_each = (self.links, self.ipvs, self.addresses, self.routes, self.ipset, self.conntrack, self.nftables)
-        for client in (*one_each, *self.xtables.values(), *self.nft.values()):
+        for client in one_each:
             await client.open()
         return self
 

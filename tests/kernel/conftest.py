@@ -29,12 +29,6 @@ LEGACY_MODULES = (
 MODULES = ("ip_vs", "dummy", *(LEGACY_MODULES if has_legacy() else ()))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Ignore what python-iptables leaves open when it is imported: a sysctl file, and the pipes of modprobe."""
-    config.addinivalue_line("filterwarnings", "ignore:unclosed file .*modprobe:ResourceWarning")
-    config.addinivalue_line("filterwarnings", r"ignore:unclosed file <_io.BufferedReader name=\d+>:ResourceWarning")
-
-
 def set_up(interface: str) -> None:
     """Set an interface up, without a process: each test does."""
     with socket.socket() as any_socket:

@@ -392,7 +392,7 @@ FOREIGN = "-s 1.2.3.4/32 -j ACCEPT"
 
 
 class XtablesContract:
-    """The node has the set CLUSTER-IP and an open `xtables`."""
+    """The node has the set CLUSTER-IP."""
 
     async def test_ensured_rules_are_right_and_stay_so(self, node: Node) -> None:
         assert len(await node.xtables.differences(RULES)) == 6
@@ -467,10 +467,8 @@ class XtablesContract:
 
     async def test_a_rule_with_a_missing_set_is_refused(self, node: Node) -> None:
         rules = TableRules("nat", {"KROUTE-X": ("-m set --match-set NONE dst -j ACCEPT",)}, ())
-        with pytest.raises(KernelError) as refused:
+        with pytest.raises(KernelError, match="NONE"):
             await node.xtables.ensure(rules)
-        assert refused.value.errno == errno.ENOENT
-        assert "NONE" in str(refused.value)
 
     async def test_a_set_in_use_cannot_be_destroyed(self, node: Node) -> None:
         await node.xtables.ensure(RULES)

@@ -16,6 +16,7 @@ from kroute.kernel.conntrack import (
     encode_tuple,
 )
 from kroute.kernel.ipset import Ipset
+from kroute.kernel.iptables.tools import Variant
 from kroute.kernel.iptables.xtables import Xtables
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.modules import kernel_version
@@ -68,7 +69,7 @@ class RealNode:
     def __init__(self, family: int) -> None:
         self.links, self.addresses, self.routes = Links(), Addresses(), Routes()
         self.ipvs, self.ipset, self.conntrack = Ipvs(), Ipset(), Conntrack()
-        self.xtables: Xtables | FakeXtables = Xtables(family)
+        self.xtables: Xtables | FakeXtables = Xtables(Variant(family, "legacy"))
         self.nftables, self.other_nftables = Nftables(), Nftables()
         """kroute's client of nf_tables, and that of another program."""
         self._stack = AsyncExitStack()
@@ -147,7 +148,7 @@ class FakeNode:
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
-        one_each = (self.links, self.addresses, self.routes, self.ipvs, self.ipset, self.xtables, self.conntrack)
+        one_each = (self.links, self.addresses, self.routes, self.ipvs, self.ipset, self.conntrack)
         for client in (*one_each, self.nftables, self.other_nftables):
             await self._stack.enter_async_context(client)
         self.kernel.add_link("e0")

@@ -83,7 +83,8 @@ class Kernel:
             await self.put(AddressSet.POD_NETWORK, network)
         firewall = self._firewall(settings)
         assert await firewall.ensure_sets() == []
-        await firewall.ensure_rules(_facts(**facts))
+        with self.node.namespace.inside():  # for the iptables tools; nothing else runs now
+            await firewall.ensure_rules(_facts(**facts))
 
     def legacy_rules(self, settings: Settings, family: Family) -> list[TableRules]:
         """Return the rules of both legacy tables."""
@@ -97,7 +98,8 @@ class Kernel:
     async def remove(self) -> None:
         """Remove the rules and sets."""
         report = CleanupReport()
-        await self._sets.remove(report)
+        with self.node.namespace.inside():
+            await self._sets.remove(report)
         assert report.failed == []
 
     def _firewall(self, settings: Settings) -> Firewall:

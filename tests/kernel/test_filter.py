@@ -290,7 +290,8 @@ async def test_the_kernel_holds_the_rules_as_they_are_written(
 ) -> None:
     await kernel.write_rules(settings)
     for rules in kernel.legacy_rules(settings, family):
-        assert await kernel.clients.xtables[family.number].differences(rules) == []
+        with kernel.node.namespace.inside():
+            assert await kernel.clients.xtables[family.number].differences(rules) == []
         printed = kernel.node.run(f"{TOOLS[family]}-save", "-t", rules.table).splitlines()
         wanted = [f"-A {chain} {rule}" for chain, texts in rules.chains.items() for rule in texts]
         wanted += [f"-A {chain} {rule}" for chain, rule in rules.jumps]
@@ -312,7 +313,8 @@ async def test_foreign_filter_rules_keep_their_place_and_counters(kernel: Kernel
         await kernel.write_rules()
         assert others() == foreign
         assert kernel.node.run(TOOLS[family], "-S", "INPUT").splitlines()[1].endswith("-j KROUTE-INPUT")
-        await kernel.clients.xtables[family.number].remove("filter", PREFIX)
+        with kernel.node.namespace.inside():
+            await kernel.clients.xtables[family.number].remove("filter", PREFIX)
         assert others() == foreign
     finally:
         for command in ("-D INPUT -i nosuch0 -j FOREIGN", "-F FOREIGN", "-X FOREIGN"):

@@ -4,7 +4,7 @@ import socket
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -12,6 +12,7 @@ from kroute.firewall.iptables.firewall import IptablesFirewall
 from kroute.firewall.nftables.firewall import NftablesFirewall
 from kroute.firewall.sets import ROOM, Room
 from kroute.kernel.ipset import Ipset
+from kroute.kernel.iptables.tools import Variant
 from kroute.kernel.iptables.xtables import Xtables
 from kroute.kernel.nftables.client import Nftables
 from kroute.model.addresses import Family
@@ -21,9 +22,8 @@ from tests.kernel.contracts_firewall import NODE, ONE_OF_EACH, SMALL, FirewallCo
 
 @asynccontextmanager
 async def iptables_firewall(room: Room) -> AsyncIterator[IptablesFirewall]:
-    async with AsyncExitStack() as stack:
-        ipset = await stack.enter_async_context(Ipset())
-        xtables = {family: await stack.enter_async_context(Xtables(family.number)) for family in Family}
+    async with Ipset() as ipset:
+        xtables = {family: Xtables(Variant(family.number, "legacy")) for family in Family}
         yield IptablesFirewall(Settings("node1"), ipset, xtables, room=room)
 
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from kroute.kernel.errors import KernelError
-from kroute.kernel.iptables.tools import VARIANTS, Variant, XtablesTools
+from kroute.kernel.iptables.tools import VARIANTS, Variant, delete, save
 from kroute.kernel.ipvs.marks import DeleteMarkServer, IpvsMarks
 from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.policy_routing import PolicyRouting
@@ -63,16 +63,15 @@ async def test_rules_are_deleted_by_their_text_and_all_or_none(node: RealNode) -
     run("iptables-legacy -t nat -A THEIRS -j RETURN")
     run("iptables-legacy -t nat -A PREROUTING -m comment --comment 'two words' -j THEIRS")
     run("iptables-legacy -t nat -A PREROUTING -s 192.0.2.1 -j ACCEPT")
-    tools = XtablesTools()
-    before = await tools.save(LEGACY)
+    before = await save(LEGACY)
     assert before is not None
     jump = 'PREROUTING -m comment --comment "two words" -j THEIRS'
     assert f"-A {jump}" in before
     with pytest.raises(KernelError, match="iptables-legacy-restore failed"):
-        await tools.delete(LEGACY, "nat", [jump, "PREROUTING -s 192.0.2.9/32 -j ACCEPT"], ["THEIRS"])
-    assert jump in (await tools.save(LEGACY) or "")
-    await tools.delete(LEGACY, "nat", [jump], ["THEIRS"])
-    after = await tools.save(LEGACY)
+        await delete(LEGACY, "nat", [jump, "PREROUTING -s 192.0.2.9/32 -j ACCEPT"], ["THEIRS"])
+    assert jump in (await save(LEGACY) or "")
+    await delete(LEGACY, "nat", [jump], ["THEIRS"])
+    after = await save(LEGACY)
     assert after is not None
     assert "THEIRS" not in after
     assert "-A PREROUTING -s 192.0.2.1/32 -j ACCEPT" in after
@@ -80,8 +79,8 @@ async def test_rules_are_deleted_by_their_text_and_all_or_none(node: RealNode) -
 
 @pytest.mark.legacy
 async def test_both_variants_of_both_families_can_be_looked_at(node: RealNode) -> None:
-    assert [await XtablesTools().save(variant) is not None for variant in VARIANTS] == [True] * 4
-    assert await XtablesTools().save(Variant(socket.AF_INET, "missing")) is None
+    assert [await save(variant) is not None for variant in VARIANTS] == [True] * 4
+    assert await save(Variant(socket.AF_INET, "missing")) is None
 
 
 async def test_link_local_addresses_of_a_link_are_nobodys(node: RealNode) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES, OtherProxy
 from kroute.kernel.iptables.nft_rules import TABLES, read_rules
-from kroute.kernel.iptables.table_digest import legacy_chains, legacy_outline, table_digest
+from kroute.kernel.iptables.table_digest import legacy_chains, legacy_outline, read_table, table_digest
 from kroute.kernel.iptables.tools import SavedTable, legacy_tables, parse_saved
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import Table
@@ -132,8 +132,9 @@ async def test_the_chains_of_legacy_tables_are_seen_without_the_tools_and_withou
     assert "nat" in (legacy_tables(socket.AF_INET) or ())
     assert sorted(legacy_chains(socket.AF_INET, "nat")) == ["DOCKER", "KUBE-SERVICES"]
     assert legacy_chains(socket.AF_INET6, "nat") == []
-    digest, outline = table_digest(socket.AF_INET, "nat"), legacy_outline(socket.AF_INET, "nat")
+    digest = table_digest(socket.AF_INET, read_table(socket.AF_INET, "nat"))
+    outline = legacy_outline(socket.AF_INET, "nat")
     assert legacy_outline(socket.AF_INET, "nat") == outline
     run("iptables-legacy -t nat -X DOCKER")
-    assert table_digest(socket.AF_INET, "nat") != digest
+    assert table_digest(socket.AF_INET, read_table(socket.AF_INET, "nat")) != digest
     assert legacy_outline(socket.AF_INET, "nat") != outline

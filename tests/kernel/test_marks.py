@@ -3,7 +3,6 @@
 import pytest
 
 from kroute.checks.neighbours import Use, uses_of_marks
-from kroute.kernel.iptables.tools import XtablesTools
 from kroute.kernel.net.policy_routing import PolicyRouting
 from kroute.kernel.nftables.client import Nftables
 from tests.kernel.nodes import run
@@ -16,7 +15,7 @@ ALL = 0xFFFFFFFF
 async def uses() -> list[Use]:
     async with Nftables() as nftables, PolicyRouting() as routing:
         tables, rules = await nftables.tables(), await routing.rules()
-        return await uses_of_marks(XtablesTools(), nftables, tables, rules, reads_legacy=False)
+        return await uses_of_marks(nftables, tables, rules, reads_legacy=False)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,19 @@
-"""Rules on a real kernel: foreign rules are untouched, and python-iptables' traps are avoided."""
+"""Rules on a real kernel, by the real tools: foreign rules are untouched, and each failure is an error in words."""
 
-import fcntl
-import os
+import asyncio
+import errno
 import socket
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import SetDefinition
+from kroute.kernel.iptables.tools import Variant
 from kroute.kernel.iptables.xtables import TableRules, Xtables
 from tests.kernel.contracts_tables import RULES
 from tests.kernel.nodes import RealNode, run
+from tests.lab.xtables_lock import held
 
 pytestmark = pytest.mark.legacy
 
@@ -31,11 +32,14 @@ COMMIT
 """
 
 
+def legacy(family: int = socket.AF_INET) -> Xtables:
+    return Xtables(Variant(family, "legacy"))
+
+
 @pytest.fixture
-async def xtables(node: RealNode) -> AsyncIterator[Xtables]:
+async def xtables(node: RealNode) -> Xtables:
     await node.ipset.create(SetDefinition("CLUSTER-IP", "hash:ip,port"))
-    async with Xtables() as opened:
-        yield opened
+    return legacy()
 
 
 def saved() -> list[str]:
@@ -58,7 +62,11 @@ async def test_rules_that_are_right_keep_their_counters(xtables: Xtables) -> Non
     run("iptables-legacy -t nat -Z")
     run("iptables-legacy -t nat -R KROUTE-MARK-MASQ 1 -j MARK --set-xmark 0x4000/0x4000 -c 11 22")
     assert await xtables.ensure(RULES) == []
-    assert "[11:22] -A KROUTE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000" in saved()
+    counted = "[11:22] -A KROUTE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000"
+    assert counted in saved()
+    run("iptables-legacy -t nat -F KROUTE-SERVICES")
+    assert await xtables.ensure(RULES) == ["chain KROUTE-SERVICES has other rules"]
+    assert counted in saved()
 
 
 async def test_iptables_prints_the_rules_as_they_were_given(xtables: Xtables) -> None:
@@ -71,16 +79,14 @@ async def test_iptables_prints_the_rules_as_they_were_given(xtables: Xtables) ->
 async def test_both_families_have_the_same_rules_in_one_process(node: RealNode) -> None:
     rules = TableRules("nat", {"KROUTE-POSTROUTING": ("-j MASQUERADE --random-fully",)}, ())
     for family, command in ((socket.AF_INET, "iptables-legacy-save"), (socket.AF_INET6, "ip6tables-legacy-save")):
-        async with Xtables(family) as xtables:
-            await xtables.ensure(rules)
-            assert await xtables.differences(rules) == []
+        await legacy(family).ensure(rules)
+        assert await legacy(family).differences(rules) == []
         assert "-A KROUTE-POSTROUTING -j MASQUERADE --random-fully" in run(f"{command} -t nat")
 
 
 async def test_no_other_table_comes_into_being(node: RealNode) -> None:
-    async with Xtables() as xtables:
-        await xtables.ensure(TableRules("nat", {"KROUTE-X": ("-j RETURN",)}, [("OUTPUT", "-j KROUTE-X")]))
-        assert await xtables.remove("mangle", "KROUTE-") == []
+    await legacy().ensure(TableRules("nat", {"KROUTE-X": ("-j RETURN",)}, [("OUTPUT", "-j KROUTE-X")]))
+    assert await legacy().remove("mangle", "KROUTE-") == []
     assert run("cat /proc/net/ip_tables_names").split() == ["nat"]
 
 
@@ -103,77 +109,68 @@ async def test_interfaces_protocols_and_networks(
     node: RealNode, family: int, command: str, rules: tuple[str, ...]
 ) -> None:
     wanted = TableRules("filter", {"KROUTE-X": rules}, ())
-    async with Xtables(family) as xtables:
-        await xtables.ensure(wanted)
-        assert await xtables.differences(wanted) == []
+    await legacy(family).ensure(wanted)
+    assert await legacy(family).differences(wanted) == []
     printed = run(f"{command} -S KROUTE-X").splitlines()[1:]
     assert [line.removeprefix("-A KROUTE-X ") for line in printed] == list(rules)
     run(f"{command} -F KROUTE-X")
     for rule in rules:
         run(f"{command} -A KROUTE-X {rule}")
-    async with Xtables(family) as xtables:
-        assert await xtables.differences(wanted) == []
+    assert await legacy(family).differences(wanted) == []
 
 
-async def test_a_lock_held_by_another_is_waited_for_and_then_reported(node: RealNode, tmp_path: Path) -> None:
-    path = tmp_path / "xtables.lock"
+async def test_a_lock_held_by_another_is_waited_for_and_then_reported(
+    node: RealNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "lock"))
     rules = TableRules("nat", {"KROUTE-X": ("-j RETURN",)}, ())
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    async with Xtables(lock_path=path, lock_timeout=0.2) as xtables:
-        with pytest.raises(KernelError, match="another program holds the xtables lock"):
-            await xtables.ensure(rules)
-        os.close(descriptor)
-        assert await xtables.ensure(rules) == ["chain KROUTE-X is missing"]
+    with held(tmp_path / "lock"):
+        with pytest.raises(KernelError, match="currently holding the xtables lock") as refused:
+            await legacy().ensure(rules)
+        assert refused.value.errno == errno.EAGAIN
+        writing = asyncio.create_task(legacy().ensure(rules))
+        assert await legacy().differences(rules) == ["chain KROUTE-X is missing"]
+    assert await writing == ["chain KROUTE-X is missing"]
+
+
+async def test_a_lock_that_cannot_be_made_is_named(node: RealNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XTABLES_LOCKFILE", "/nonexistent/lock")
+    with pytest.raises(KernelError, match="/nonexistent/lock"):
+        await legacy().ensure(TableRules("nat", {"KROUTE-X": ()}, ()))
 
 
 async def test_a_table_that_the_kernel_lacks_is_an_error_with_a_next_step(node: RealNode) -> None:
-    async with Xtables() as xtables:
-        with pytest.raises(KernelError, match="load the module iptable_nosuch"):
-            await xtables.ensure(TableRules("nosuch", {"KROUTE-X": ()}, ()))
+    with pytest.raises(KernelError, match="load the module iptable_nosuch"):
+        await legacy().ensure(TableRules("nosuch", {"KROUTE-X": ()}, ()))
 
 
-async def test_an_unknown_option_is_an_error_that_names_the_table(xtables: Xtables) -> None:
-    with pytest.raises(KernelError, match="table nat"):
+async def test_a_rule_that_the_tool_cannot_make_is_named_and_nothing_is_written(xtables: Xtables) -> None:
+    with pytest.raises(KernelError, match="no-such-option"):
         await xtables.ensure(TableRules("nat", {"KROUTE-X": ("-j MARK --no-such-option 1",)}, ()))
-    assert await xtables.differences(TableRules("nat", {}, ())) == []
+    assert await xtables.chains("nat") == []
 
 
-async def test_standard_output_stays_where_it_is(xtables: Xtables, capfd: pytest.CaptureFixture[str]) -> None:
-    before = os.fstat(1)
-    await xtables.ensure(RULES)
-    assert os.fstat(1) == before
-    assert capfd.readouterr().out == ""
-
-
-async def test_a_table_that_changes_meanwhile_is_read_again(xtables: Xtables) -> None:
-    """Another program, without the lock, writes between our read and our commit."""
-    from kroute.kernel.iptables.table import OpenTable
-
-    seen: list[int] = []
-
-    def work(table: OpenTable) -> int:
-        if not seen:
-            run("iptables-legacy -t nat -A OUTPUT -j ACCEPT")
-        seen.append(len(table.create_missing({"KROUTE-X": ()})))
-        table.commit()
-        return len(seen)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XTABLES_LOCKFILE", "/run/xtables.other.lock")
-        assert await xtables._in_thread(lambda: xtables._locked("nat", work)) == 2
-    assert {"-A OUTPUT -j ACCEPT", ":KROUTE-X - [0:0]"} <= {line.removeprefix("[0:0] ") for line in saved()}
-
-
-async def test_a_set_that_vanishes_between_the_check_and_the_rule_is_an_error_of_the_kernel(
-    xtables: Xtables, node: RealNode, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.nftables
+async def test_in_the_tables_of_iptables_nft_rules_are_written_and_removed_as_in_legacy_ones(
+    node: RealNode, namespace: None
 ) -> None:
-    check = xtables._check
-
-    async def check_and_destroy(rules: TableRules) -> None:
-        await check(rules)
-        await node.ipset.destroy("CLUSTER-IP")
-
-    monkeypatch.setattr(xtables, "_check", check_and_destroy)
-    with pytest.raises(KernelError, match=r"cannot make a rule of iptables table nat: .*CLUSTER-IP"):
-        await xtables.ensure(RULES)
+    nft = Xtables(Variant(socket.AF_INET6, "nft"))
+    rules = TableRules(
+        "filter",
+        {"KROUTE-FORWARD": ('-m mark --mark 0x1/0x1 -m comment --comment "two words" -j ACCEPT',)},
+        (("FORWARD", '-m comment --comment "kroute: jump" -j KROUTE-FORWARD'),),
+        frozenset({"FORWARD"}),
+    )
+    assert not await nft.is_used("filter")
+    assert len(await nft.ensure(rules)) == 2
+    for command in ("-N DOCKER", "-I FORWARD -j DOCKER"):
+        run(f"ip6tables-nft {command}")
+    before = await nft.digest(["filter", "nat"])
+    assert await nft.differences(rules) == []
+    run("ip6tables-nft -I FORWARD -p tcp -j DROP")
+    assert await nft.digest(["filter", "nat"]) != before
+    assert await nft.ensure(rules) == ["the jumps of FORWARD are not first"]
+    assert await nft.ensure(rules) == []
+    assert sorted(await nft.remove("filter", "KROUTE-")) == ["chain KROUTE-FORWARD", "jump from FORWARD"]
+    assert "DOCKER" in run("ip6tables-nft-save -t filter")
+    run("nft flush ruleset")

@@ -36,8 +36,7 @@ _PRELOADED = (
     "kroute.firewall.nftables.firewall",
     "kroute.firewall.iptables.firewall",
     "kroute.kernel.nftables.client",
-    "kroute.kernel.iptables.nft_tables",
-    "kroute.kernel.iptables.table",
+    "kroute.kernel.iptables.xtables",
 )
 
 

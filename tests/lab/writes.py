@@ -26,8 +26,6 @@ _CONNTRACK_READS = {1, 4, 5, 6, 7}
 _IPVS_READS = {4, 8, 11, 13, 15}
 """IPVS_CMD_GET_… of linux/ip_vs.h."""
 _SUBSYSTEMS = {1: _CONNTRACK_READS, 6: _IPSET_READS, 10: _NFT_READS}
-_READING_PROGRAMS = {"ldconfig"}
-"""`ldconfig -p`, by which Python finds the libraries of iptables."""
 _WRITING_OPTIONS = re.compile(r"SOL_IP, (?:IPT_SO_SET|IP_VS_SO_SET|0x4[0-9a-f])|SOL_IPV6, IP6T_SO_SET|SOL_RAW")
 
 
@@ -76,8 +74,7 @@ def _change(line: str) -> str:
     if call == "execve":
         path = re.search(r'"((?:\\x..)*|[^"]*)"', line)
         name = _text(path[1]) if path else ""
-        harmless = Path(name).name.startswith("python") or Path(name).name in _READING_PROGRAMS
-        return "" if harmless or "ENOENT" in line else f"program {name}"
+        return "" if Path(name).name.startswith("python") or "ENOENT" in line else f"program {name}"
     return call if call.endswith("_module") else ""
 
 

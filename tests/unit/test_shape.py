@@ -49,9 +49,7 @@ SHARED_STATE: set[str] = set()
 """Module-level names that one module changes while another reads them."""
 CHANGED_FROM_OUTSIDE: set[str] = set()
 """Rooms in which a module changes a dict, a list or a set of another module's object, and the attribute."""
-PRIVATE_NAMES_ELSEWHERE: set[str] = {
-    "kernel: _xtables_set_nfproto",
-}
+PRIVATE_NAMES_ELSEWHERE: set[str] = set()
 """Rooms that read a private name of another module, and the name."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

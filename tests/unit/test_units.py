@@ -8,8 +8,8 @@ import yaml
 from kroute.checks.preflight import DIRECTOR, NODE
 from kroute.firewall.backend import BACKENDS
 from kroute.http.server import MOST_CONNECTIONS
-from kroute.kernel.iptables import xtables
 from tests.lab.manifests import DEPLOY
+from tests.lab.xtables_lock import XTABLES_LOCK as LOCK
 
 
 @pytest.mark.parametrize("unit", ["kroute.service", "kroute-director.service"])
@@ -48,7 +48,7 @@ class TestUnit:
         settings = self.settings(unit)
         assert (settings["ProtectSystem"], settings["ReadOnlyPaths"]) == ("strict", "/run")
         assert settings["RuntimeDirectory"] == "kroute"
-        locks = {f"-{xtables.LOCK_PATH}"} if unit == "kroute.service" else set()
+        locks = {f"-{LOCK}"} if unit == "kroute.service" else set()
         assert set(settings.get("ReadWritePaths", "").split()) == locks
         assert "ProtectKernelTunables" not in settings  # it sets sysctls
         assert "ProtectKernelModules" not in settings  # modprobe is run for it
@@ -66,5 +66,5 @@ class TestUnit:
 
 def test_the_package_makes_the_lock_that_its_unit_may_write_and_not_make() -> None:
     lines = (DEPLOY / "debian/tmpfiles.conf").read_text().splitlines()
-    assert [line for line in lines if not line.startswith("#")] == [f"f {xtables.LOCK_PATH} 0600 root root -"]
+    assert [line for line in lines if not line.startswith("#")] == [f"f {LOCK} 0600 root root -"]
     assert "systemd-tmpfiles --create kroute.conf" in (DEPLOY / "debian/postinst").read_text()

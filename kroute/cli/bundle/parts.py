@@ -23,7 +23,7 @@ from kroute.controllers.ipvs.sysctls import SYSCTLS
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled_on
 from kroute.firewall.nftables.names import TABLES
 from kroute.inspect import agent_socket, shared_state, snapshot, status, support
-from kroute.kernel.iptables.tools import VARIANTS, XtablesTools
+from kroute.kernel.iptables.tools import VARIANTS, save
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import Table
@@ -242,7 +242,7 @@ async def _iptables() -> str:
     """The lines that name kroute. Of the others only the number of each table: they may name anything."""
     texts = []
     for variant in VARIANTS:
-        saved = await XtablesTools().save(variant)
+        saved = await save(variant)
         if saved is None:
             texts.append(f"# {variant.tool('save')} is not installed")
             continue

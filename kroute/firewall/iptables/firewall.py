@@ -1,8 +1,6 @@
 """Implements `kroute.firewall.protocol.Firewall` with iptables' legacy tables and ipset."""
 
 import errno
-import shutil
-import subprocess
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
@@ -18,6 +16,7 @@ from kroute.kernel.clients import IpsetClient, XtablesClient
 from kroute.kernel.digest import LastLook
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import IPSET_ERR_HASH_FULL, AddEntry, DeleteEntry, SetChange, SetDefinition
+from kroute.kernel.iptables.tools import run
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry
@@ -157,7 +156,7 @@ class IptablesFirewall:
     async def prerequisites(self) -> Prerequisites:
         """Check the tables. The kernel makes a table when a program first reads or writes it."""
         missing = {family: await self._tables.missing(family) for family in Family}
-        fulfilled = f"the kernel has the legacy tables {', '.join(LEGACY)}, for both families{_variant()}"
+        fulfilled = f"the kernel has the legacy tables {', '.join(LEGACY)}, for both families{await _variant()}"
         return Prerequisites("xtables", missing, fulfilled)
 
     async def _has_grown(self, name: str) -> bool:
@@ -208,12 +207,11 @@ def _change(entry: SetEntry, is_desired: bool) -> AddEntry | DeleteEntry:
     return change(set_name(entry.family, entry.set), entry.element)
 
 
-def _variant() -> str:
+async def _variant() -> str:
     """A clause that says whether `iptables` here shows the legacy tables; "" where it is not installed."""
-    program = shutil.which("iptables")
-    if program is None:
+    said = await run(["iptables", "--version"])
+    if said is None:
         return ""
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     if "nf_tables" not in said:
         return "; `iptables` here shows them"
     return "; `iptables` here speaks nf_tables: kroute's rules are shown by `iptables-legacy-save`, and both are heeded"

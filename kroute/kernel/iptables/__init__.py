@@ -1,1 +1,1 @@
-"""The rules of iptables and ip6tables: ours with python-iptables, those of others with the iptables package's tools."""
+"""The rules of iptables and ip6tables, in both variants: legacy and nft."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 PROTOCOL_ALIASES = {"ipv6-icmp": "icmpv6"}
-"""From iptables-save's name of a protocol to python-iptables'."""
+"""Both are names of one protocol: each version of iptables-save has its own choice."""
 
 
 class Parameter(NamedTuple):
@@ -76,12 +76,6 @@ def comment(text: str) -> str:
     return f'-m comment --comment "{text}"'
 
 
-def set_names(text: str) -> list[str]:
-    """The IP sets that a rule looks up."""
-    words = shlex.split(text)
-    return [words[index + 1] for index, word in enumerate(words[:-1]) if word == "--match-set"]
-
-
 def _values(words: deque[str]) -> Iterator[str]:
     """Take the words up to the next option."""
     while words and words[0] != "!" and not words[0].startswith("-"):
@@ -96,4 +90,4 @@ def _canonical(option: str, value: str, family: int) -> str:
     network = ipaddress.ip_network(value, strict=False)
     if network.version != (6 if family == socket.AF_INET6 else 4):
         raise ValueError(f"{value} is of the other address family")
-    return str(network)
+    return str(network) if network.prefixlen else ""  # which iptables-save does not print

@@ -1,8 +1,8 @@
 """The digest of a legacy table, which is that of its entries without their traffic counters; and its chains.
 
 The structures are those of include/uapi/linux/netfilter_ipv4/ip_tables.h and netfilter_ipv6/ip6_tables.h. The kernel
-gives a table whole or not at all, and needs no lock for it. Any socket may ask with CAP_NET_ADMIN; libiptc's is a raw
-one, which takes CAP_NET_RAW.
+gives a table whole or not at all, and needs no lock for it. Any socket may ask with CAP_NET_ADMIN; that of the iptables
+tools is a raw one, which takes CAP_NET_RAW.
 """
 
 import errno
@@ -51,10 +51,9 @@ _ERROR_TARGET = struct.Struct("=H29sB30s")
 """Bytes, name and revision of a target; and the chain's name, where the name is ERROR: such an entry heads a chain."""
 
 
-def table_digest(family: int, name: str) -> int:
-    """The digest of a table. Raises KernelError if the kernel has no such table."""
-    layout, listing = _LAYOUTS[family], _read(family, name)
-    whole = memoryview(listing)
+def table_digest(family: int, listing: bytes) -> int:
+    """The digest of what `read_table` has read."""
+    layout, whole = _LAYOUTS[family], memoryview(listing)
     checksum = zlib.crc32(whole[: _INFO.size])
     for start, end in _entries(listing, layout):
         counters = start + layout.counters
@@ -65,7 +64,7 @@ def table_digest(family: int, name: str) -> int:
 
 def legacy_chains(family: int, name: str) -> list[str]:
     """The chains of a table, without the built-in ones. Raises KernelError; makes a table that does not exist yet."""
-    layout, listing = _LAYOUTS[family], _read(family, name)
+    layout, listing = _LAYOUTS[family], read_table(family, name)
     found = []
     for start, end in _entries(listing, layout):
         target = start + int(_OFFSET.unpack_from(listing, start + layout.target_offset)[0])
@@ -88,11 +87,12 @@ def legacy_outline(family: int, name: str) -> bytes:
 @contextmanager
 def _asking(family: int, name: str) -> Iterator[socket.socket]:
     """A socket for questions about a table, whose errors become KernelErrors."""
+    tool, module = ("ip6tables", "ip6table") if family == socket.AF_INET6 else ("iptables", "iptable")
     try:
         with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as asking:
             yield asking
     except OSError as error:
-        sentence = f"cannot read table {name}: {error.strerror}; reading it in another way"
+        sentence = f"cannot read {tool} table {name}: {error.strerror}; load the module {module}_{name}"
         raise KernelError(sentence, errno=error.errno) from error
 
 
@@ -100,8 +100,8 @@ def _outline(asking: socket.socket, layout: _Layout, name: str) -> bytes:
     return ask(asking, layout.level, GET_INFO, _INFO.pack(name.encode(), *(0,) * 13))
 
 
-def _read(family: int, name: str) -> bytes:
-    """The points of entry and the entries. EAGAIN says that the size has changed since it was asked for."""
+def read_table(family: int, name: str) -> bytes:
+    """The points of entry and the entries. Raises KernelError, and makes a table, as `legacy_chains` does."""
     layout, left = _LAYOUTS[family], ATTEMPTS
     with _asking(family, name) as asking:
         while True:
@@ -111,7 +111,7 @@ def _read(family: int, name: str) -> bytes:
             try:
                 return info + ask(asking, layout.level, GET_ENTRIES, header + bytes(size))[len(header) :]
             except OSError as error:
-                if error.errno != errno.EAGAIN or not left:
+                if error.errno != errno.EAGAIN or not left:  # EAGAIN: it has another size now
                     raise
 
 

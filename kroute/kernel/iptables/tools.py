@@ -1,32 +1,33 @@
-"""The iptables package: its tools, which read and change rules in both variants of iptables, and its libraries.
+"""The iptables package's tools, which read and change the rules of both variants of iptables, legacy and nft.
 
-kroute writes most of its rules to the legacy tables with python-iptables, which supports no other variant. The tools
-support both. They delete a rule by its text, so a rule that was changed since it was read is not deleted. They take the
-xtables lock where the variant has one. What iptables-nft has written can also be read and deleted without any tool:
-`kroute.kernel.iptables.nft_rules`.
+They delete a rule by its text, so a rule that was changed since it was read is not deleted. They take the xtables lock
+where the variant has one, to write. What iptables-nft has written can also be read and deleted without any tool:
+`kroute.kernel.iptables.nft_rules`; and the chains of legacy tables read: `kroute.kernel.iptables.table_digest`.
 """
 
 import asyncio
 import errno
-import importlib.util
-import re
+import os
 import shlex
+import signal
 import socket
-import sysconfig
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from kroute.kernel.errors import KernelError
 
-LIBRARY_DIRECTORIES = ("usr/lib/*-linux-*", "usr/lib64", "usr/lib", "usr/local/lib", "lib/*-linux-*", "lib64", "lib")
-
 LOCK_SECONDS = 5
-"""For how many seconds the tools wait for the xtables lock."""
+"""For how many seconds the tools wait for the xtables lock, unless the caller says otherwise."""
 LONGEST = 60.0
 """After how many seconds a tool is ended: a table of kube-proxy's may have hundreds of thousands of rules."""
+LARGEST = 1 << 28
+"""How many bytes a tool may print, for the same reason."""
+RESOURCE_PROBLEM = 4
+"""The exit code when another program holds the lock (include/xtables.h)."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,11 @@ class SavedRule:
 
     @cached_property
     def words(self) -> list[str]:
-        """The words of the rule. The first is the chain."""
-        return shlex.split(self.text)
+        """The words of the rule. The first is the chain. A comment with a line break ends the rule too early."""
+        try:
+            return shlex.split(self.text)
+        except ValueError:
+            return self.text.split()
 
     @property
     def chain(self) -> str:
@@ -85,7 +89,7 @@ class SavedTable:
 def parse_saved(text: str) -> list[SavedTable]:
     """The tables in the output of iptables-save."""
     tables: list[SavedTable] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if line.startswith("*"):
             tables.append(SavedTable(line[1:].strip()))
         elif line.startswith(":"):
@@ -97,37 +101,6 @@ def parse_saved(text: str) -> list[SavedTable]:
         elif line.startswith("-A "):
             tables[-1].rules.append(SavedRule(line[3:]))
     return tables
-
-
-def find_python_iptables() -> Path:
-    """The directory in which the package is. Raises KernelError if it is not installed."""
-    found = importlib.util.find_spec("iptc")
-    if found is None or found.origin is None:
-        raise KernelError("the Python package python-iptables is not installed; install kroute[iptables]")
-    return Path(found.origin).parents[1]
-
-
-def find_libxtables() -> tuple[Path, str]:
-    """The directory of libxtables and its extensions, and its version. Raises KernelError if it is not installed."""
-    multiarch = sysconfig.get_config_var("MULTIARCH")
-    patterns = ([f"usr/lib/{multiarch}"] if multiarch else []) + list(LIBRARY_DIRECTORIES)
-    for pattern in patterns:
-        for path in sorted(Path("/").glob(f"{pattern}/libxtables.so.*")):
-            found = re.search(r"\.so\.(\d+)$", path.name)
-            if found and (path.parent / "xtables").is_dir():
-                return path.parent, found[1]
-    raise KernelError("cannot find libxtables and its extensions; install the package iptables")
-
-
-def missing_libraries() -> list[str]:
-    """One sentence for each library that is missing; it ends in `; ` and the next step."""
-    missing = []
-    for find in (find_python_iptables, find_libxtables):
-        try:
-            find()
-        except KernelError as error:
-            missing.append(str(error))
-    return missing
 
 
 class Variant(NamedTuple):
@@ -147,42 +120,50 @@ class Variant(NamedTuple):
 VARIANTS = tuple(Variant(family, name) for name in ("legacy", "nft") for family in (socket.AF_INET, socket.AF_INET6))
 
 
-class XtablesTools:
-    """The iptables tools, in the network namespace of the calling thread."""
+def not_installed(tool: str) -> str:
+    return f"{tool} is not installed; install the package iptables"
 
-    async def save(self, variant: Variant, table: str = "") -> str | None:
-        """One table, or all tables that are in use, as iptables-save prints them; None if the tool is not installed.
 
-        A legacy table that is not in use, or that the kernel does not have at all, is empty; the tool would fail, or
-        make it.
-        """
-        if table and not self.may_be_in_use(variant, table):
-            return ""
-        return await _run([variant.tool("save"), *(["-t", table] if table else [])], "")
+async def save(variant: Variant, table: str = "") -> str | None:
+    """One table, or all tables that are in use, as iptables-save prints them; None if the tool is not installed.
 
-    def may_be_in_use(self, variant: Variant, table: str) -> bool:
-        """Whether the legacy table exists in this network namespace, or the kernel does not say so. True for nft."""
-        if variant.name != "legacy":
-            return True
-        names = legacy_tables(variant.family)
-        return names is None or table in names
+    A legacy table that is not in use, or that the kernel does not have at all, is empty; the tool would fail, or
+    make it. Raises KernelError.
+    """
+    if table and not may_be_in_use(variant, table):
+        return ""
+    return await run([variant.tool("save"), *(["-t", table] if table else [])])
 
-    async def delete(self, variant: Variant, table: str, rules: list[str], chains: list[str]) -> None:
-        """Delete rules (`CHAIN …`, as the tool prints them after `-A`), then chains with their rules: all or nothing.
 
-        Raises KernelError if a rule no longer exists, or another rule still jumps to a chain.
-        """
-        lines = [f"-D {rule}" for rule in rules]
-        lines += [*(f"-F {chain}" for chain in chains), *(f"-X {chain}" for chain in chains)]
-        await self.write(variant, table, lines)
+def may_be_in_use(variant: Variant, table: str) -> bool:
+    """Whether the legacy table exists in this network namespace, or the kernel does not say so. True for nft."""
+    if variant.name != "legacy":
+        return True
+    names = legacy_tables(variant.family)
+    return names is None or table in names
 
-    async def write(self, variant: Variant, table: str, lines: list[str]) -> None:
-        """Pass lines to iptables-restore for one table, whose other rules stay: all or nothing. Raises KernelError."""
-        text = "\n".join([f"*{table}", *lines, "COMMIT", ""])
-        tool = variant.tool("restore")
-        lock = ["-w", str(LOCK_SECONDS)] if variant.name == "legacy" else []
-        if await _run([tool, "--noflush", *lock], text) is None:
-            raise KernelError(f"{tool} is not installed; install the package iptables")
+
+async def delete(
+    variant: Variant, table: str, rules: Sequence[str], chains: Sequence[str], *, wait: int = LOCK_SECONDS
+) -> None:
+    """Delete rules (`CHAIN …`, as the tool prints them after `-A`), then chains with their rules: all or nothing.
+
+    Raises KernelError as `write` does, also if a rule no longer exists, or another rule still jumps to a chain.
+    """
+    lines = [f"-D {rule}" for rule in rules]
+    lines += [*(f"-F {chain}" for chain in chains), *(f"-X {chain}" for chain in chains)]
+    await write(variant, table, lines, wait=wait)
+
+
+async def write(variant: Variant, table: str, lines: Sequence[str], *, wait: int = LOCK_SECONDS) -> None:
+    """Pass lines to iptables-restore for one table, whose other rules stay with their counters: all or nothing.
+
+    Raises KernelError; EAGAIN if another program holds the lock for longer than `wait` seconds.
+    """
+    tool = variant.tool("restore")
+    lock = ["-w", str(wait)] if variant.name == "legacy" else []
+    if await run([tool, "--noflush", *lock], "\n".join([f"*{table}", *lines, "COMMIT", ""])) is None:
+        raise KernelError(not_installed(tool))
 
 
 def legacy_tables(family: int) -> list[str] | None:
@@ -196,24 +177,54 @@ def legacy_tables(family: int) -> list[str] | None:
         return None
 
 
-async def _run(argv: list[str], stdin: str) -> str | None:
+async def run(argv: Sequence[str], stdin: str = "") -> str | None:
+    """What a program prints; None if it is not installed. Raises KernelError.
+
+    One that does not end in time, or prints too much, is killed with the modprobe that it may have started.
+    """
+    pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
     except FileNotFoundError:
         return None
     except OSError as error:
         raise KernelError(f"cannot start {argv[0]}: {error.strerror}; trying later", errno=error.errno) from error
+    pipes = (process.stdin, process.stdout, process.stderr)
+    asking, answer, complaint = cast("tuple[asyncio.StreamWriter, asyncio.StreamReader, asyncio.StreamReader]", pipes)
+    asking.write(stdin.encode())
+    asking.close()
     try:
         async with asyncio.timeout(LONGEST):
-            output, errors = await process.communicate(stdin.encode())
+            async with asyncio.TaskGroup() as group:
+                output, errors = (group.create_task(_read(stream)) for stream in (answer, complaint))
+            code = await process.wait()
     except TimeoutError:
         raise KernelError(f"{argv[0]} did not end within {LONGEST:g} s; trying later", errno=errno.ETIMEDOUT) from None
+    except ExceptionGroup:
+        raise KernelError(f"{argv[0]} prints more than {LARGEST >> 20} MiB; trying later", errno=errno.EFBIG) from None
     finally:
         if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise KernelError(f"{argv[0]} failed: {' '.join(errors.decode(errors='replace').split())}; trying later")
-    return output.decode()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.communicate()  # asyncio knows of the end when the outputs have been read to theirs
+    if code:
+        said = " ".join(word for line in errors.result().splitlines() if not _is_noise(line) for word in line.split())
+        number = errno.EAGAIN if code == RESOURCE_PROBLEM else None
+        raise KernelError(f"{argv[0]} failed: {said.rstrip('.')}; trying later", errno=number)
+    return output.result()
+
+
+async def _read(stream: asyncio.StreamReader) -> str:
+    """All that a program prints. Raises ValueError if that is too much."""
+    try:
+        await stream.readexactly(LARGEST + 1)
+    except asyncio.IncompleteReadError as found:
+        return found.partial.decode(errors="replace")
+    raise ValueError("too long")
+
+
+def _is_noise(line: str) -> bool:
+    """Whether a line is about the other variant, the tool's help, or the number of a line of its input."""
+    return line.startswith(("#", "Try `", "Error occurred at line"))

@@ -1,47 +1,30 @@
-"""iptables and ip6tables rules in the legacy tables, by python-iptables.
+"""The rules of one table after the other: compared by what iptables-save prints, and written by iptables-restore.
 
-libiptc reads a whole table, changes it in memory, and commits it whole. It takes no lock, and python-iptables has
-global state. So each client calls it in its own thread, one call at a time (`_LIBRARY`), under /run/xtables.lock.
+iptables-restore changes the kernel's table as a whole or not at all, and leaves the rules that it does not name, with
+their counters. A table that has not changed since it was found right is not read again: the kernel gives its digest
+without a process. What costs time with tens of thousands of rules of another program is done in a thread.
 """
 
 import asyncio
-import errno
-import fcntl
-import importlib
-import os
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+import shutil
+from collections.abc import Mapping, Sequence
+from itertools import dropwhile, takewhile
+from typing import NamedTuple
 
 from kroute.kernel.digest import Digest
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipset import Ipset
-from kroute.kernel.iptables.rule import parse_rule, set_names
-from kroute.kernel.iptables.tools import legacy_tables
+from kroute.kernel.iptables import tools
+from kroute.kernel.iptables.rule import ParsedRule, parse_rule
+from kroute.kernel.iptables.table_digest import legacy_chains, read_table, table_digest
+from kroute.kernel.iptables.tools import SavedRule, SavedTable, Variant, parse_saved
+from kroute.kernel.nftables.client import Nftables
+from kroute.kernel.nftables.objects import Table
 
-if TYPE_CHECKING:
-    from kroute.kernel.iptables.table import OpenTable
-
-
-POLL_INTERVAL = 0.02
-"""Seconds between two attempts. flock has no timeout, so the xtables thread polls."""
-
-LOCK_PATH = Path("/run/xtables.lock")
-LOCK_TIMEOUT = 5.0
-"""Seconds to wait for the lock at first."""
-AGAIN_TIMEOUT = 0.5
-"""The same after a failed attempt: the other tables, and controllers that wait for the rules, wait meanwhile."""
-COMMIT_ATTEMPTS = 5
-"""How often to try when other programs change the table, without the lock, between our read and our commit."""
-
-_LIBRARY = threading.Lock()
-
-Result = TypeVar("Result")
+LOCK_SECONDS = 2
+"""For how long to wait for the lock: the other tables, and controllers that wait for the rules, wait meanwhile."""
+INSISTS = "cali-"
+"""The chains of Calico's Felix. It puts its jumps back to the first place whenever they are not there
+(`ChainInsertMode`), so ours come behind them: otherwise both programs would write the table again and again."""
 
 
 class TableRules(NamedTuple):
@@ -68,230 +51,157 @@ class TableRules(NamedTuple):
 
 
 class Xtables:
-    """The rules of one address family in the network namespace of the thread that calls `open()`."""
+    """The rules of one address family in one variant of iptables, in the network namespace of the calling thread."""
 
-    def __init__(
-        self,
-        family: int = socket.AF_INET,
-        *,
-        lock_path: Path = LOCK_PATH,
-        lock_timeout: float = LOCK_TIMEOUT,
-    ) -> None:
-        self.family = family
-        self._lock_path = lock_path
-        self._lock_timeout = lock_timeout
-        self._waited_in_vain = False
-        self._ipset = Ipset()
-        self._executor: ThreadPoolExecutor | None = None
-
-    async def open(self) -> None:
-        """Start the thread, and load python-iptables in it. Raises KernelError if its shared libraries are missing."""
-        name = "ip6tables" if self.family == socket.AF_INET6 else "iptables"
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
-        try:
-            await self._ipset.open()
-            await self._in_thread(_load_library)
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        """Stop the thread, after the work in progress."""
-        await self._ipset.close()
-        if self._executor is not None:
-            executor, self._executor = self._executor, None
-            await asyncio.to_thread(executor.shutdown)
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    def __init__(self, variant: Variant) -> None:
+        self._variant = variant
+        self._right: dict[str, tuple[int, TableRules]] = {}
+        """For each table the rules that it had when it was last found right, and its digest from before that."""
 
     async def ensure(self, rules: TableRules) -> list[str]:
         """Write our chains and jumps, if any is missing or wrong; return what was wrong, in words.
 
-        Needs no lock when nothing is wrong. Foreign rules and chains stay as they are, with their counters. Raises
-        KernelError if the kernel has no such table, another program holds the lock (EAGAIN), or a set that a rule names
-        is missing (ENOENT).
+        Needs no lock when nothing is wrong. Rules that are right, and those of others, stay with their counters. Raises
+        KernelError if the kernel has no such table, another program holds the lock (EAGAIN), or a rule names what does
+        not exist.
         """
-        if not await self.differences(rules):
-            return []
-        return await self._in_thread(lambda: self._locked(rules.table, lambda table: _ensure(table, rules)))
+        found, lines = await self._compare(rules)
+        if lines:
+            await tools.write(self._variant, rules.table, lines, wait=LOCK_SECONDS)
+        return found
 
     async def differences(self, rules: TableRules) -> list[str]:
         """What `ensure` would find wrong. Changes nothing, and asks for no lock: the kernel gives a table whole."""
-        await self._check(rules)
-        return await self._read(rules.table, lambda table: _compare(table, rules)[0])
+        return (await self._compare(rules))[0]
 
     async def remove(self, table: str, prefix: str) -> list[str]:
         """Delete every chain whose name has the prefix, and every jump to them; return what was deleted, in words.
 
         A table that does not exist yet is not made, and counts as empty even if the kernel could not make it.
         """
-        return await self._in_thread(
-            lambda: self._locked(table, lambda opened: _remove(opened, prefix)) if self._is_used(table) else []
-        )
+        if not any(name.startswith(prefix) for name in await self.chains(table)):
+            return []
+        jumps, chains = await asyncio.to_thread(_with_prefix, await self._save(table), prefix)
+        await tools.delete(self._variant, table, [rule.text for rule in jumps], chains, wait=LOCK_SECONDS)
+        return [*(f"jump from {rule.chain}" for rule in jumps), *(f"chain {name}" for name in chains)]
 
     async def is_used(self, table: str) -> bool:
-        """Whether the table exists. The kernel makes a table when a program first reads or writes it."""
-        return await self._in_thread(lambda: self._is_used(table))
+        """Whether a program has made the table, which the kernel does when one first reads or writes it."""
+        if self._variant.name == "legacy":
+            return tools.may_be_in_use(self._variant, table)
+        async with Nftables() as nftables:
+            return Table(self._variant.family, table).listed_as in await nftables.tables()
 
     async def chains(self, table: str) -> list[str]:
-        """The names of all chains of a table, the built-in ones too; none if the table does not exist yet."""
+        """The chains of a table, of a legacy one without those that are built in. Needs no tool, and makes no table."""
         if not await self.is_used(table):
             return []
-        return await self._read(table, lambda opened: opened.chain_names())
+        if self._variant.name == "legacy":
+            return legacy_chains(self._variant.family, table)
+        family, name = Table(self._variant.family, table).listed_as
+        async with Nftables() as nftables:
+            return [chain.name for chain in await nftables.chains() if (chain.family, chain.table) == (family, name)]
 
     async def digest(self, tables: Sequence[str]) -> Digest:
         """A digest of the tables without their counters, and how many of them exist. Makes none, and needs no lock."""
-        return await self._in_thread(lambda: self._digest(tables))
+        states = [await self._state(table) for table in tables if await self.is_used(table)]
+        return Digest(hash(tuple(states)), (len(states),))
 
-    async def _check(self, rules: TableRules) -> None:
-        """Find errors in the rules before libxtables does: it leaves Python's frames by longjmp when it fails."""
-        desired: set[str] = set()
-        for text in rules.texts():
-            parse_rule(text, self.family)
-            desired.update(set_names(text))
-        missing = desired - await self._ipset.names() if desired else desired
-        if missing:
-            sentence = f"rules of table {rules.table} name sets that do not exist: {', '.join(sorted(missing))}"
-            raise KernelError(f"{sentence}; create them first", errno=errno.ENOENT)
+    async def _state(self, table: str) -> int:
+        """What changes with every change of the table: its digest, or the generation of nf_tables."""
+        if self._variant.name == "legacy":
+            listing = read_table(self._variant.family, table)
+            return await asyncio.to_thread(table_digest, self._variant.family, listing)
+        async with Nftables() as nftables:
+            return await nftables.foreign_generation()
 
-    def _digest(self, tables: Sequence[str]) -> Digest:
-        from kroute.kernel.iptables.table_digest import table_digest  # noqa: PLC0415 (loads ctypes)
+    async def _compare(self, rules: TableRules) -> tuple[list[str], list[str]]:
+        """What is wrong, in words, and the lines for iptables-restore that put it right."""
+        exists, state = tools.may_be_in_use(self._variant, rules.table), await self._state(rules.table)
+        if self._right.get(rules.table) == (state, rules):
+            return [], []
+        saved = await self._save(rules.table) if exists else ""
+        found, lines = await asyncio.to_thread(compare, saved, rules, self._variant.family)
+        if not found:
+            self._right[rules.table] = state, rules
+        return found, lines
 
-        used = [table for table in tables if self._is_used(table)]
-        return Digest(hash(tuple((table, table_digest(self.family, table)) for table in used)), (len(used),))
-
-    def _is_used(self, table: str) -> bool:
-        """Whether the table exists. Call it in the xtables thread, whose network namespace counts."""
-        names = legacy_tables(self.family)
-        return names is None or table in names
-
-    async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        if self._executor is None:
-            raise KernelError("the xtables thread is not running; open() comes first", errno=errno.EBADF)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
-    async def _read(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
-        """Do work that commits nothing on a table as it is now."""
-
-        def read() -> Result:
-            with _LIBRARY:
-                return self._work_on(name, work)
-
-        return await self._in_thread(read)
-
-    def _locked(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
-        """Read the table under both locks and do the work on it, again if the table changed meanwhile.
-
-        Call it in the xtables thread.
-        """
-        from kroute.kernel.iptables.table import TableChangedError  # noqa: PLC0415 (slow: `open` loads it)
-
-        timeout = AGAIN_TIMEOUT if self._waited_in_vain else self._lock_timeout
-        self._waited_in_vain = True
-        with _LIBRARY, xtables_lock(self._lock_path, min(timeout, self._lock_timeout)):
-            self._waited_in_vain = False
-            for _ in range(COMMIT_ATTEMPTS - 1):
-                with suppress(TableChangedError):
-                    return self._work_on(name, work)
-            return self._work_on(name, work)
-
-    def _work_on(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
-        from kroute.kernel.iptables.table import OpenTable, iptc  # noqa: PLC0415
-
-        tool, module = ("ip6tables", "ip6table") if self.family == socket.AF_INET6 else ("iptables", "iptable")
-        try:
-            table = OpenTable(self.family, name)
-            try:
-                return work(table)
-            finally:
-                table.close()
-        except iptc.IPTCError as error:
-            raise KernelError(f"{tool} table {name}: {error}; load the module {module}_{name}") from error
-        except (iptc.XTablesError, ValueError) as error:
-            sentence = f"cannot make a rule of {tool} table {name}: {error}"
-            raise KernelError(f"{sentence}; check what the rule names, and the iptables package's version") from error
+    async def _save(self, table: str) -> str:
+        saved = await tools.save(self._variant, table)
+        if saved is None:
+            raise KernelError(tools.not_installed(self._variant.tool("save")))
+        return saved
 
 
-def _load_library() -> None:
-    with _LIBRARY:
-        importlib.import_module("kroute.kernel.iptables.table")
+def missing_tools() -> list[str]:
+    """A sentence about the first missing tool of the legacy tables; none if all are there."""
+    needed = (variant.tool(action) for variant in tools.VARIANTS[:2] for action in ("save", "restore"))
+    return [tools.not_installed(tool) for tool in needed if shutil.which(tool) is None][:1]
 
 
-def _compare(table: "OpenTable", rules: TableRules) -> tuple[list[str], list[str], list[str]]:
-    """What is wrong, in words; the chains to fill; and the built-in chains whose jumps are not first.
+def compare(saved: str, rules: TableRules, family: int) -> tuple[list[str], list[str]]:
+    """What is wrong with a table that iptables-save has printed, in words; and what to tell iptables-restore.
 
-    Creates missing chains in memory: a rule that jumps to a missing one cannot be built.
+    There a chain that is named first is made, or emptied. The order of matches does not count: versions of the tools
+    print it differently.
     """
-    missing, ours, after = table.create_missing(rules.chains), frozenset(rules.chains), rules.after_neighbours
-    wrong = [name for name, desired in rules.chains.items() if not table.holds(name, desired)]
-    found = [f"chain {name} is missing" for name in missing]
-    found += [f"chain {name} has other rules" for name in wrong if name not in missing]
-    misplaced = [
-        builtin
-        for builtin, jumps in rules.jumps_by_chain().items()
-        if not table.starts_with(builtin, jumps, ours, after_neighbours=builtin in after)
+    table = next(iter(parse_saved(saved)), SavedTable(rules.table))
+    jumps = rules.jumps_by_chain()
+    table.rules = [rule for rule in table.rules if rule.chain in rules.chains or rule.chain in jumps]
+    missing = [name for name in rules.chains if name not in table.chains]
+    wrong = [
+        name
+        for name, desired in rules.chains.items()
+        if name not in missing and not _are(table.rules_of(name), desired, family)
     ]
-    return found + [f"the jumps of {builtin} are not first" for builtin in misplaced], wrong, misplaced
+    misplaced = [chain for chain in jumps if not _begins(table, chain, jumps[chain], rules, family)]
+    lines = [f":{name} - [0:0]" for name in (*missing, *wrong)]
+    for chain in misplaced:
+        ours = [rule for rule in table.rules_of(chain) if rule.target in rules.chains]
+        kept = (rule for rule in table.rules_of(chain) if rule.target not in rules.chains)
+        place = 1 + sum(1 for _ in takewhile(_insists, kept))
+        lines += [f"-D {rule.text}" for rule in ours]
+        lines += [f"-I {chain} {at} {jump}" for at, jump in enumerate(jumps[chain], place)]
+    lines += [f"-A {name} {rule}" for name in (*missing, *wrong) for rule in rules.chains[name]]
+    found = [f"chain {name} is missing" for name in missing]
+    found += [f"chain {name} has other rules" for name in wrong]
+    return found + [f"the jumps of {chain} are not first" for chain in misplaced], lines
 
 
-def _ensure(table: "OpenTable", rules: TableRules) -> list[str]:
-    found, wrong, misplaced = _compare(table, rules)
-    for name in wrong:
-        table.fill(name, rules.chains[name])
-    for builtin in misplaced:
-        table.put_first(builtin, rules.jumps_by_chain()[builtin], frozenset(rules.chains))
-    if found:
-        table.commit()
-    return found
+def _begins(table: SavedTable, chain: str, jumps: Sequence[str], rules: TableRules, family: int) -> bool:
+    """Whether the chain begins with these jumps, behind those that may be in front, and has no other jumps to ours."""
+
+    def may_be_in_front(rule: SavedRule) -> bool:
+        is_theirs = rule.target in table.chains and rule.target not in rules.chains
+        return is_theirs if chain in rules.after_neighbours else _insists(rule)
+
+    present = list(dropwhile(may_be_in_front, table.rules_of(chain)))
+    strays = any(rule.target in rules.chains for rule in present[len(jumps) :])
+    return not strays and _are(present[: len(jumps)], jumps, family)
 
 
-def _remove(table: "OpenTable", prefix: str) -> list[str]:
-    ours = frozenset(name for name in table.chain_names() if name.startswith(prefix) and not table.is_builtin(name))
-    if not ours:
-        return []
-    removed: list[str] = []
-    for name in table.chain_names():
-        jumps = table.drop_jumps(name, ours)
-        if name not in ours:
-            removed += [f"jump from {name}"] * jumps
-    for name in sorted(ours):
-        table.fill(name, ())
-    for name in sorted(ours):
-        table.delete_chain(name)
-        removed.append(f"chain {name}")
-    table.commit()
-    return removed
+def _insists(rule: SavedRule) -> bool:
+    return rule.target.startswith(INSISTS)
 
 
-@contextmanager
-def xtables_lock(path: Path, timeout: float) -> Iterator[None]:
-    """Hold the lock. Raises KernelError EAGAIN when another program holds it for longer than `timeout` seconds."""
+def _are(present: Sequence[SavedRule], desired: Sequence[str], family: int) -> bool:
+    """Whether these are the rules."""
+    texts = [rule.text.removeprefix(rule.chain) for rule in present]
+    return [_sorted(text, family) for text in texts] == [_sorted(text, family) for text in desired]
+
+
+def _sorted(text: str, family: int) -> ParsedRule | None:
+    """The rule with its matches in an order that does not matter; None if it is none of those that kroute writes."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        sentence = f"cannot open the xtables lock {path}: {error.strerror}; mount the host's file there"
-        raise KernelError(sentence, errno=error.errno) from error
-    try:
-        _acquire(descriptor, path, timeout)
-        yield
-    finally:
-        os.close(descriptor)
+        rule = parse_rule(text, family)
+    except ValueError:
+        return None
+    return rule._replace(matches=tuple(sorted(rule.matches)))
 
 
-def _acquire(descriptor: int, path: Path, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                sentence = f"another program holds the xtables lock {path} for more than {timeout:g} s; trying later"
-                raise KernelError(sentence, errno=errno.EAGAIN) from None
-            time.sleep(POLL_INTERVAL)
-        else:
-            return
+def _with_prefix(saved: str, prefix: str) -> tuple[list[SavedRule], list[str]]:
+    """The chains of a table whose names have the prefix, and the jumps to them from other chains."""
+    table = next(iter(parse_saved(saved)), SavedTable(""))
+    ours = [name for name in table.chains if name.startswith(prefix)]
+    jumps = [rule for rule in table.rules if f" {prefix}" in rule.text and rule.target in ours]
+    return [rule for rule in jumps if rule.chain not in ours], ours

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kroute.checks.finding import Level
+from kroute.checks import neighbours
+from kroute.checks.finding import Finding, Level
 from kroute.checks.neighbours import check_host_firewall
 from kroute.kernel.errors import KernelError
 from kroute.kernel.iptables.tools import Variant
@@ -40,28 +41,28 @@ COMMIT
 """
 
 
-class FakeTools:
-    """iptables-save of table filter; `None` stands for a tool that is not installed."""
+async def check(
+    nft: list[NftChain], *, overrules: bool = True, reads_legacy: bool = True, **saved: str | None
+) -> list[Finding]:
+    """The findings where iptables-save prints this of table filter; `None` stands for a tool that is not installed."""
 
-    reads_legacy = True
-
-    def __init__(self, **saved: str | None) -> None:
-        self._saved = saved
-
-    async def save(self, variant: Variant, table: str = "") -> str | None:
+    def of(variant: Variant, table: str) -> str | None:
         assert table == "filter"
-        saved = self._saved.get(str(variant).replace(" ", "_"), "")
-        if variant.name == "legacy" and saved and not self.reads_legacy:
-            raise KernelError("iptables-legacy-save failed: Permission denied (you must be root)")
-        return saved
+        return saved.get(str(variant).replace(" ", "_"), "")
 
-    def may_be_in_use(self, variant: Variant, table: str) -> bool:
-        return bool(self._saved.get(str(variant).replace(" ", "_"), ""))
+    async def save(variant: Variant, table: str = "") -> str | None:
+        if variant.name == "legacy" and of(variant, table) and not reads_legacy:
+            raise KernelError("iptables-legacy-save failed: Permission denied (you must be root)")
+        return of(variant, table)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbours, "save", save)
+        patch.setattr(neighbours, "may_be_in_use", lambda *asked: bool(of(*asked)))
+        return await check_host_firewall(nft, overrules=overrules, reads_legacy=reads_legacy)
 
 
 async def said(nft: list[NftChain], *, overrules: bool = True, **saved: str | None) -> list[tuple[Level, str]]:
-    found = await check_host_firewall(FakeTools(**saved), nft, overrules=overrules)
-    return [(it.level, it.message) for it in found]
+    return [(it.level, it.message) for it in await check(nft, overrules=overrules, **saved)]
 
 
 async def test_a_node_without_a_firewall_is_fine_with_or_without_the_tools() -> None:
@@ -105,8 +106,7 @@ async def test_a_chain_of_nf_tables_that_no_iptables_tool_shows_is_named(hook: s
 async def test_a_forward_chain_that_drops_is_named_where_kroute_cannot_overrule_it(
     nft: list[NftChain], variant: str
 ) -> None:
-    tools = FakeTools(**{f"IPv4_{variant}": DOCKER})
-    [found] = await check_host_firewall(tools, nft, overrules=False)
+    [found] = await check(nft, overrules=False, **{f"IPv4_{variant}": DOCKER})
     assert found.level is Level.WARNING
     assert found.message.startswith(
         f"FORWARD of IPv4 {variant} refuses what no rule accepts (policy DROP): the answers"
@@ -129,9 +129,7 @@ async def test_what_accepts_answers_of_one_bridge_only_does_not_count() -> None:
 
 
 async def test_a_legacy_table_that_may_not_be_read_is_named_and_nothing_fails() -> None:
-    tools = FakeTools(IPv4_legacy=DOCKER)
-    tools.reads_legacy = False
-    [unread] = await check_host_firewall(tools, [], overrules=False, reads_legacy=False)
+    [unread] = await check([], overrules=False, reads_legacy=False, IPv4_legacy=DOCKER)
     assert unread.level is Level.WARNING
     assert unread.message == "table filter of IPv4 legacy is in use, and cannot be read without CAP_NET_RAW"
     assert "`iptables-legacy-save -t filter`" in unread.next_step

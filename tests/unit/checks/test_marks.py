@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import pytest
 
+from kroute.checks import neighbours
 from kroute.checks.finding import Finding, Level
 from kroute.checks.neighbours import Use, check_marks, uses_of_marks
 from kroute.kernel.iptables.tools import Variant
@@ -39,15 +40,15 @@ COMMIT
 """
 
 
-class FakeTools:
-    """iptables-save of the legacy tables of IPv4."""
+@pytest.fixture(autouse=True)
+def legacy_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What iptables-save prints of the legacy tables of IPv4."""
 
-    async def save(self, variant: Variant, table: str = "") -> str | None:
+    async def save(variant: Variant, table: str = "") -> str | None:
         assert not table
         return SAVED if variant == Variant(AF_INET, "legacy") else None
 
-    def may_be_in_use(self, variant: Variant, table: str) -> bool:
-        raise NotImplementedError
+    monkeypatch.setattr(neighbours, "save", save)
 
 
 class NftTable:
@@ -64,7 +65,7 @@ class NftTable:
 
 
 async def found(mark: int, *policy_rules: PolicyRule, reads_legacy: bool = True, **changed: object) -> Finding:
-    uses = await uses_of_marks(FakeTools(), NftTable(), (), policy_rules, reads_legacy=reads_legacy)
+    uses = await uses_of_marks(NftTable(), (), policy_rules, reads_legacy=reads_legacy)
     [finding] = check_marks(settings(direct_return=True, direct_return_mark=mark, **changed), uses)
     return finding
 
@@ -119,9 +120,9 @@ async def test_rules_of_nf_tables_about_marks_of_connections() -> None:
         (b"not an expression", connmark(2)): [restored],
     }.items():
         tables = NftTable(*expressions)
-        assert await uses_of_marks(FakeTools(), tables, [("ip", "nat")], (), reads_legacy=False) == expected
-        assert await uses_of_marks(FakeTools(), tables, [("ip", "kroute")], (), reads_legacy=False) == []
-        assert await uses_of_marks(FakeTools(), tables, [("bridge", "nat")], (), reads_legacy=False) == []
+        assert await uses_of_marks(tables, [("ip", "nat")], (), reads_legacy=False) == expected
+        assert await uses_of_marks(tables, [("ip", "kroute")], (), reads_legacy=False) == []
+        assert await uses_of_marks(tables, [("bridge", "nat")], (), reads_legacy=False) == []
 
 
 def test_both_marks_are_looked_at_and_only_with_direct_return_the_second_one() -> None:

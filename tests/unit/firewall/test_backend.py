@@ -98,16 +98,16 @@ async def test_only_what_has_left_something_is_opened_for_undoing(node: Node) ->
     assert {"xtables", "ipset", "ipvs"} <= node.opened[-1]
 
 
-async def test_a_missing_library_is_a_prerequisite_with_its_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_tool_is_a_prerequisite_with_its_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     async def load_all(_names: object) -> list[str]:
         return []
 
     without = backend.BACKENDS["iptables"]._replace(
-        missing_libraries=lambda: ["the Python package x is not installed; install kroute[x]"]
+        missing_tools=lambda: ["x-save is not installed; install the package x"]
     )
     monkeypatch.setitem(backend.BACKENDS, "iptables", without)
     monkeypatch.setattr(modules, "load", load_all)
     monkeypatch.setattr(preflight, "has_capability", lambda _number: True)
     choice, [missing] = await preflight.look_at_node(Settings("node1", firewall="iptables"))
     assert choice is not None
-    assert str(missing) == "the Python package x is not installed (--firewall iptables): install kroute[x]"
+    assert str(missing) == "x-save is not installed (--firewall iptables): install the package x"

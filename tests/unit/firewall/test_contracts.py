@@ -34,8 +34,7 @@ from tests.kernel.contracts_firewall import (
 async def iptables_firewall(room: Room) -> IptablesFirewall:
     kernel = FakeKernel()
     ipset, xtables = FakeIpset(kernel), {family: FakeXtables(kernel, family.number) for family in Family}
-    for client in (ipset, *xtables.values()):
-        await client.open()
+    await ipset.open()
     return IptablesFirewall(Settings("node1"), ipset, xtables, room=room)  # type: ignore[arg-type]
 
 

@@ -79,7 +79,7 @@ async def test_without_another_backend_nothing_is_said_or_read(node: Node) -> No
 
 
 @pytest.mark.parametrize(("old", "new"), PAIRS)
-@pytest.mark.parametrize("hindrance", ["no plan", "refused entries", "no rules", "no library", "an error"])
+@pytest.mark.parametrize("hindrance", ["no plan", "refused entries", "no rules", "no tool", "an error"])
 async def test_the_other_stays_while_the_chosen_one_lacks_something(
     node: Node, monkeypatch: pytest.MonkeyPatch, old: str, new: str, hindrance: str
 ) -> None:
@@ -87,8 +87,8 @@ async def test_the_other_stays_while_the_chosen_one_lacks_something(
     await node.write(new, rules=hindrance != "no rules")
     filling = Filling(None if hindrance == "no plan" else NODE, refused=int(hindrance == "refused entries"))
     cured = backend.BACKENDS[old]
-    if hindrance == "no library":
-        ill = cured._replace(missing_libraries=lambda: ["there is no library; install it"])
+    if hindrance == "no tool":
+        ill = cured._replace(missing_tools=lambda: ["there is no tool; install it"])
         monkeypatch.setitem(backend.BACKENDS, old, ill)
     if hindrance == "an error":
         monkeypatch.setattr(succession, "firewall_of", unreadable)

@@ -15,7 +15,7 @@ from kroute.runtime.memory import GcTuning
 
 UNUSED = (
     *("typing_extensions", "hashlib", "email", "multiprocessing", "attr", "encodings.idna", "unicodedata"),
-    *("rich", "pygments", "iptc"),
+    *("rich", "pygments"),
     *("kroute.migration.cleanup", "kroute.director", "kroute.telemetry.metrics_port", "kroute.telemetry.status_page"),
     *("kroute.firewall.iptables.firewall", "kroute.firewall.nftables.firewall", "kroute.kernel.iptables.xtables"),
     *("kroute.inspect.explain", "kroute.inspect.dry_run", "kroute.telemetry.answers", "kroute.inspect.status"),

@@ -28,8 +28,7 @@ class Place:
         self.firewall = IptablesFirewall(Settings("node1"), self.ipset, *self.clients)
 
     async def open(self) -> "Place":
-        for client in (self.ipset, *self.clients[0].values(), *self.clients[1].values()):
-            await client.open()
+        await self.ipset.open()
         await self.firewall.ensure_sets()
         return self
 
