@@ -341,7 +341,8 @@ class CalicoTraces(NamedTuple):
 
 async def calico_traces(kernel: NodeKernel, nft_chains: Iterable[NftChain]) -> CalicoTraces:
     """Look for Calico's links and chains, in legacy tables and among those of nf_tables. Reads only."""
-    chains = {name for xtables in kernel.xtables.values() for name in await xtables.chains("filter")}
+    legacy = [client for variant, client in kernel.xtables.items() if variant.name == "legacy"]
+    chains = {name for client in legacy for name in await client.chains("filter")}
     for chain in nft_chains:
         chains.add(chain.name.removeprefix(NFT_PREFIX) if chain.table == NFT_TABLE else chain.name)
     links = {name for name in await kernel.links.names() if name.startswith(WORKLOAD_LINKS) or name == BPF_LINK}

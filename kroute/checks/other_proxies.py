@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple, Self
 
 from kroute.firewall.backend import clients_of
-from kroute.kernel.iptables.tools import legacy_tables
+from kroute.kernel.iptables.tools import Variant, legacy_tables
 from kroute.kernel.modules import is_present
 from kroute.kernel.nftables.objects import NftChain
 from kroute.kernel.node_kernel import NodeKernel
@@ -243,10 +243,8 @@ async def leftovers(kernel: NodeKernel, nft_chains: Sequence[NftChain], our_link
     """
     found: list[Trace] = []
     set_names = await kernel.ipset.names()
-    chains = {
-        family.value: {name for table in TABLES for name in await kernel.xtables[family.number].chains(table)}
-        for family in Family
-    }
+    legacy = {family: kernel.xtables[Variant(family.number, "legacy")] for family in Family}
+    chains = {family: {name for table in TABLES for name in await legacy[family].chains(table)} for family in Family}
     for proxy in OTHER_PROXIES.values():
         what = []
         if proxy.link not in our_links and await kernel.links.index(proxy.link) is not None:

@@ -23,11 +23,7 @@ from kroute.settings import AUTO, Settings
 def _make_iptables(settings: Settings, kernel: NodeKernel) -> Firewall:
     from kroute.firewall.iptables.firewall import IptablesFirewall  # noqa: PLC0415  where it is used only
 
-    by_number = (kernel.xtables, kernel.nft)
-    xtables, nft = (
-        {family: clients[family.number] for family in Family if family.number in clients} for clients in by_number
-    )
-    return IptablesFirewall(settings, kernel.ipset, xtables, nft)
+    return IptablesFirewall(settings, kernel.ipset, kernel.xtables)
 
 
 def _iptables_lacks() -> list[str]:

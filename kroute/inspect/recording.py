@@ -7,8 +7,7 @@ the kernel. A recorded change counts as made when it is read again, as far as th
 
 import asyncio
 import errno
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Sequence
 from inspect import isawaitable
 from typing import Any, ClassVar, Generic, NamedTuple, Never, Self, TypeVar, cast, get_args
 
@@ -42,7 +41,6 @@ _NOT_MADE = -1
 """The index of a link that is only recorded."""
 _NEW_RULE = 0
 """The handle of a rule of nf_tables that is only recorded; the kernel's begin with 1."""
-_FAMILY_NAMES: dict[int, str] = {socket.AF_INET: "IPv4", socket.AF_INET6: "IPv6"}
 
 
 class Recorded(NamedTuple):
@@ -128,9 +126,6 @@ def recording(kernel: NodeKernel, recorder: Recorder) -> NodeKernel:
     def made(kind: Callable[..., Recording[Any]], client: C, *more: str) -> C:
         return cast(C, kind(client, recorder, *more))
 
-    def of_families(tables: Mapping[int, clients.XtablesClient], more: str = "") -> dict[int, clients.XtablesClient]:
-        return {family: made(RecordingXtables, each, _FAMILY_NAMES[family] + more) for family, each in tables.items()}
-
     return NodeKernel(
         links=made(RecordingLinks, kernel.links),
         ipvs=made(RecordingIpvs, kernel.ipvs),
@@ -138,13 +133,15 @@ def recording(kernel: NodeKernel, recorder: Recorder) -> NodeKernel:
         routes=made(RecordingRoutes, kernel.routes),
         ipset=made(RecordingIpset, kernel.ipset),
         conntrack=made(NoConntrack, kernel.conntrack),
-        xtables=of_families(kernel.xtables),
+        xtables={
+            variant: made(RecordingXtables, each, str(variant).removesuffix(" legacy"))
+            for variant, each in kernel.xtables.items()
+        },
         nftables=made(RecordingNftables, kernel.nftables),
         sysctls=made(RecordingSysctls, kernel.sysctls),
         tunnels=made(RecordingTunnels, kernel.tunnels),
         version=kernel.version,
         monitor=NoEvents,
-        nft=of_families(kernel.nft, " nft"),
     )
 
 
@@ -359,15 +356,15 @@ class RecordingXtables(Recording[clients.XtablesClient], reads=("is_used", "chai
 
     is_needed = False
 
-    def __init__(self, client: clients.XtablesClient, recorder: Recorder, family_name: str) -> None:
+    def __init__(self, client: clients.XtablesClient, recorder: Recorder, variant: str) -> None:
         super().__init__(client, recorder)
-        self._family_name = family_name
+        self._variant = variant
 
     async def ensure(self, rules: TableRules) -> list[str]:
         """Record the differences."""
         found = await self.differences(rules)
         for what in found:
-            self._note("rules", EDIT, f"write the {self._family_name} rules of table {rules.table}: {what}")
+            self._note("rules", EDIT, f"write the {self._variant} rules of table {rules.table}: {what}")
         return found
 
     async def differences(self, rules: TableRules) -> list[str]:
@@ -377,11 +374,11 @@ class RecordingXtables(Recording[clients.XtablesClient], reads=("is_used", "chai
         try:
             return await self._client.differences(rules)
         except KernelError as error:
-            self._recorder.unknown.append(f"the {self._family_name} rules cannot be compared: {error}")
+            self._recorder.unknown.append(f"the {self._variant} rules cannot be compared: {error}")
             raise
 
     async def remove(self, table: str, prefix: str) -> list[str]:
-        self._note("rules", DELETE, f"remove the {self._family_name} chains {prefix}... of table {table}")
+        self._note("rules", DELETE, f"remove the {self._variant} chains {prefix}... of table {table}")
         return []
 
 

@@ -4,7 +4,6 @@ There are three such bundles: the real one (`open_kernel`), one that only record
 (`kroute.inspect.recording`), and the fake of the tests (`tests/fakes/node_kernel.py`).
 """
 
-import socket
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -39,7 +38,7 @@ from kroute.kernel.sysctl import PROC_SYS, Sysctls
 
 if TYPE_CHECKING:
     from kroute.kernel.ipset import Ipset
-    from kroute.kernel.iptables.xtables import Xtables
+    from kroute.kernel.iptables.tools import Variant
     from kroute.kernel.netlink.client import NetlinkClient
     from kroute.kernel.nftables.client import Nftables
 
@@ -53,8 +52,7 @@ EVERY_CLIENT: tuple[ClientName, ...] = get_args(ClientName)
 class NodeKernel(msgspec.Struct, frozen=True, kw_only=True):
     """The clients for the parts of the kernel that kroute reads and writes.
 
-    `xtables` has a client for the legacy tables of AF_INET and one for those of AF_INET6, or none where these are not
-    asked for; `nft` may have the same for the tables of iptables-nft.
+    `xtables` has a client for each family in each variant of iptables, or none where these are not asked for.
     `monitor` makes an event source, which the caller opens. `version` is the kernel's version, such as (6, 1).
     `sockets` has the counters of each netlink socket, by the name of its client; the counters change as the sockets are
     used. It is empty where the clients have no sockets.
@@ -66,13 +64,12 @@ class NodeKernel(msgspec.Struct, frozen=True, kw_only=True):
     routes: RouteClient
     ipset: IpsetClient
     conntrack: ConntrackClient
-    xtables: Mapping[int, XtablesClient]
+    xtables: "Mapping[Variant, XtablesClient]"
     nftables: NftablesClient
     sysctls: SysctlClient
     tunnels: TunnelClient
     version: tuple[int, int]
     monitor: MonitorFactory
-    nft: Mapping[int, XtablesClient] = {}
     sockets: Mapping[str, NetlinkStatistics] = {}
 
 
@@ -114,13 +111,12 @@ async def open_kernel(
             routes=routes,
             ipset=ipset or cast(IpsetClient, _Closed("ipset")),
             conntrack=conntrack,
-            xtables=_tables("legacy", only),
+            xtables=_xtables(only),
             nftables=nftables or cast(NftablesClient, _Closed("nftables")),
             sysctls=Sysctls(proc_sys),
             tunnels=cast(TunnelClient, _TunnelsOnDemand(proc_sys)),
             version=kernel_version(),
             monitor=partial(Monitor, own=own),
-            nft=_tables("nft", only),
             sockets={name: client.netlink.statistics for name, client in opened.items()},
         )
 
@@ -163,11 +159,10 @@ def _nftables(only: Collection[ClientName]) -> "Nftables | None":
     return Nftables()
 
 
-def _tables(variant: str, only: Collection[ClientName]) -> "dict[int, Xtables]":
-    """A client for the tables of each family."""
+def _xtables(only: Collection[ClientName]) -> "Mapping[Variant, XtablesClient]":
     if "xtables" not in only:
         return {}
-    from kroute.kernel.iptables.tools import Variant  # noqa: PLC0415  only for a caller that asks for iptables
+    from kroute.kernel.iptables.tools import VARIANTS  # noqa: PLC0415  only for a caller that asks for iptables
     from kroute.kernel.iptables.xtables import Xtables  # noqa: PLC0415
 
-    return {family: Xtables(Variant(family, variant)) for family in (socket.AF_INET, socket.AF_INET6)}
+    return {variant: Xtables(variant) for variant in VARIANTS}

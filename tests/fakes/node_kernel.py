@@ -1,11 +1,11 @@
 """All fakes of one fake kernel, in the bundle that the controllers get."""
 
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Self
 
+from kroute.kernel.iptables.tools import VARIANTS, Variant
 from kroute.kernel.node_kernel import NodeKernel
 from tests.fakes.addresses import FakeAddresses
 from tests.fakes.conntrack import FakeConntrack
@@ -30,8 +30,7 @@ class FakeNodeKernel(NodeKernel, frozen=True, kw_only=True):
     routes: FakeRoutes
     ipset: FakeIpset
     conntrack: FakeConntrack
-    xtables: Mapping[int, FakeXtables]
-    nft: Mapping[int, FakeXtables]
+    xtables: Mapping[Variant, FakeXtables]
     nftables: FakeNftables
     sysctls: FakeSysctls
     tunnels: FakeTunnels
@@ -48,13 +47,12 @@ class FakeNodeKernel(NodeKernel, frozen=True, kw_only=True):
             routes=FakeRoutes(kernel),
             ipset=FakeIpset(kernel),
             conntrack=FakeConntrack(kernel),
-            xtables={family: FakeXtables(kernel, family) for family in (socket.AF_INET, socket.AF_INET6)},
+            xtables={each: FakeXtables(kernel if each.name == "legacy" else nft, each.family) for each in VARIANTS},
             nftables=FakeNftables(kernel),
             sysctls=FakeSysctls(kernel),
             tunnels=FakeTunnels(kernel),
             version=kernel.version,
             monitor=partial(FakeMonitor, kernel),
-            nft={family: FakeXtables(nft, family) for family in (socket.AF_INET, socket.AF_INET6)},
         )
 
     async def open(self) -> Self:

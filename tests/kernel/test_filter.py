@@ -12,6 +12,7 @@ import pytest
 
 from kroute.firewall.backend import clients_of
 from kroute.firewall.iptables.address_sets import PREFIX
+from kroute.kernel.iptables.tools import Variant
 from kroute.kernel.node_kernel import open_kernel
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
@@ -291,7 +292,7 @@ async def test_the_kernel_holds_the_rules_as_they_are_written(
     await kernel.write_rules(settings)
     for rules in kernel.legacy_rules(settings, family):
         with kernel.node.namespace.inside():
-            assert await kernel.clients.xtables[family.number].differences(rules) == []
+            assert await kernel.clients.xtables[Variant(family.number, "legacy")].differences(rules) == []
         printed = kernel.node.run(f"{TOOLS[family]}-save", "-t", rules.table).splitlines()
         wanted = [f"-A {chain} {rule}" for chain, texts in rules.chains.items() for rule in texts]
         wanted += [f"-A {chain} {rule}" for chain, rule in rules.jumps]
@@ -314,7 +315,7 @@ async def test_foreign_filter_rules_keep_their_place_and_counters(kernel: Kernel
         assert others() == foreign
         assert kernel.node.run(TOOLS[family], "-S", "INPUT").splitlines()[1].endswith("-j KROUTE-INPUT")
         with kernel.node.namespace.inside():
-            await kernel.clients.xtables[family.number].remove("filter", PREFIX)
+            await kernel.clients.xtables[Variant(family.number, "legacy")].remove("filter", PREFIX)
         assert others() == foreign
     finally:
         for command in ("-D INPUT -i nosuch0 -j FOREIGN", "-F FOREIGN", "-X FOREIGN"):

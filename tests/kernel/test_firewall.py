@@ -12,10 +12,9 @@ from kroute.firewall.iptables.firewall import IptablesFirewall
 from kroute.firewall.nftables.firewall import NftablesFirewall
 from kroute.firewall.sets import ROOM, Room
 from kroute.kernel.ipset import Ipset
-from kroute.kernel.iptables.tools import Variant
+from kroute.kernel.iptables.tools import VARIANTS
 from kroute.kernel.iptables.xtables import Xtables
 from kroute.kernel.nftables.client import Nftables
-from kroute.model.addresses import Family
 from kroute.settings import Settings
 from tests.kernel.contracts_firewall import NODE, ONE_OF_EACH, SMALL, FirewallContract
 
@@ -23,7 +22,7 @@ from tests.kernel.contracts_firewall import NODE, ONE_OF_EACH, SMALL, FirewallCo
 @asynccontextmanager
 async def iptables_firewall(room: Room) -> AsyncIterator[IptablesFirewall]:
     async with Ipset() as ipset:
-        xtables = {family: Xtables(Variant(family.number, "legacy")) for family in Family}
+        xtables = {variant: Xtables(variant) for variant in VARIANTS[:2]}
         yield IptablesFirewall(Settings("node1"), ipset, xtables, room=room)
 
 

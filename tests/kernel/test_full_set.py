@@ -11,7 +11,6 @@ from kroute.controllers import node_controllers
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.iptables.firewall import IptablesFirewall
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
-from kroute.model.addresses import Family
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, Plan, Problem, ServicePlan, SetEntry
 from kroute.reconcile.broadcaster import Broadcaster
@@ -90,8 +89,7 @@ async def test_a_full_set_grows_then_closes_what_finds_no_room_and_both_numbers_
     node: RealNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def small_firewall(settings: Settings, kernel: NodeKernel) -> IptablesFirewall:
-        xtables = {family: kernel.xtables[family.number] for family in Family}
-        return IptablesFirewall(settings, kernel.ipset, xtables, room=SMALL)
+        return IptablesFirewall(settings, kernel.ipset, kernel.xtables, room=SMALL)
 
     monkeypatch.setattr(node_controllers, "firewall_of", small_firewall)
     first, second = balanced("first", 1, "203.0.113.1", BELOW), balanced("second", 2, "203.0.113.2", ABOVE)

@@ -78,14 +78,18 @@ async def test_health_follows_what_the_kernel_lets_kroute_do(
         assert await statuses(world, family, node) == (status,) * 3
         assert await ask_check() == status
 
+    async def complains() -> None:
+        """On a busy machine the pass alone may take so long, and end before the attempts have failed for so long."""
+        await both(503)
+        body = json.loads(asked(node, "/healthz", HEALTHZ)[1])
+        assert "masquerade" in (cause := "".join(body.get("causes", ())))
+        assert "xtables lock" in cause or "at one pass" in cause
+        assert body["nodeEligible"] is True
+
     await eventually(partial(both, 200))
     with held():
         node.run("env", f"XTABLES_LOCKFILE={tmp_path}/lock", "iptables-legacy", "-D", "INPUT", "1")
-        await eventually(partial(both, 503), within=20)
-        body = json.loads(asked(node, "/healthz", HEALTHZ)[1])
-        assert "masquerade" in body["causes"][0]
-        assert "xtables lock" in body["causes"][0] or "at one pass" in body["causes"][0]
-        assert body["nodeEligible"] is True
+        await eventually(complains, within=20)
     await eventually(partial(both, 200), within=20)
 
 

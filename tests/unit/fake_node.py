@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.backend import firewall_of
+from kroute.kernel.iptables.tools import Variant
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
@@ -81,7 +82,7 @@ class FakeNode:
         self.broadcaster = Broadcaster()
         self.clients = FakeNodeKernel.of(self.kernel)
         self.ipvs, self.ipset, self.conntrack = self.clients.ipvs, self.clients.ipset, self.clients.conntrack
-        self.xtables = {family: self.clients.xtables[family.number] for family in Family}
+        self.xtables = {family: self.clients.xtables[Variant(family.number, "legacy")] for family in Family}
         self.wiring = wiring = NodeControllers(
             self.settings,
             self.broadcaster,

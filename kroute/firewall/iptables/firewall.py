@@ -3,7 +3,6 @@
 import errno
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from types import MappingProxyType
 
 import structlog
 
@@ -16,7 +15,7 @@ from kroute.kernel.clients import IpsetClient, XtablesClient
 from kroute.kernel.digest import LastLook
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import IPSET_ERR_HASH_FULL, AddEntry, DeleteEntry, SetChange, SetDefinition
-from kroute.kernel.iptables.tools import run
+from kroute.kernel.iptables.tools import Variant, run
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry
@@ -28,17 +27,13 @@ log = structlog.get_logger(__name__)
 
 
 class IptablesFirewall:
-    """Owns the chains and sets whose names begin with KROUTE-.
-
-    `xtables` has a client for each address family, and so may `nft`, for the tables of iptables-nft.
-    """
+    """Owns the chains and sets whose names begin with KROUTE-."""
 
     def __init__(
         self,
         settings: Settings,
         ipset: IpsetClient,
-        xtables: Mapping[Family, XtablesClient],
-        nft: Mapping[Family, XtablesClient] = MappingProxyType({}),
+        xtables: Mapping[Variant, XtablesClient],
         *,
         room: Room = ROOM,
     ) -> None:
@@ -46,7 +41,7 @@ class IptablesFirewall:
         self._room = room
         self._growth = SetGrowth(ipset, room)
         self._definitions = set_definitions(room)
-        self._tables = IptablesTables(settings, xtables, nft)
+        self._tables = IptablesTables(settings, xtables)
         self._looks: defaultdict[str, LastLook] = defaultdict(LastLook)
         """For each set. ipset does not report changes, so the kernel lists the whole set for a digest."""
         self._leftover_sets: set[str] = set()
@@ -177,8 +172,7 @@ class IptablesFirewall:
 
     async def _remake(self, definition: SetDefinition) -> None:
         """Replace a set of another type or size. All rules of its family are deleted first, as some look it up."""
-        family = next(family for family in Family if family.number == definition.family)
-        await self._tables.withdraw(family)
+        await self._tables.withdraw(definition.family)
         await self._ipset.destroy(definition.name)
         await self._ipset.create(definition)
 

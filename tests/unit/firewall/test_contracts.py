@@ -10,6 +10,7 @@ from kroute.firewall.nftables.firewall import NftablesFirewall
 from kroute.firewall.nftables.rules import family_rules as nftables_rules
 from kroute.firewall.packet_trace import Packet, Rules
 from kroute.firewall.sets import ROOM, Room, Sets
+from kroute.kernel.iptables.tools import VARIANTS
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet
@@ -33,7 +34,7 @@ from tests.kernel.contracts_firewall import (
 
 async def iptables_firewall(room: Room) -> IptablesFirewall:
     kernel = FakeKernel()
-    ipset, xtables = FakeIpset(kernel), {family: FakeXtables(kernel, family.number) for family in Family}
+    ipset, xtables = FakeIpset(kernel), {each: FakeXtables(kernel, each.family) for each in VARIANTS[:2]}
     await ipset.open()
     return IptablesFirewall(Settings("node1"), ipset, xtables, room=room)  # type: ignore[arg-type]
 

@@ -19,7 +19,6 @@ PROTOCOLS = {
     "ipset": clients.IpsetClient,
     "conntrack": clients.ConntrackClient,
     "xtables": clients.XtablesClient,
-    "nft": clients.XtablesClient,
     "nftables": clients.NftablesClient,
     "sysctls": clients.SysctlClient,
     "tunnels": clients.TunnelClient,

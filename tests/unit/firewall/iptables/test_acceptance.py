@@ -3,6 +3,7 @@
 from kroute.firewall.iptables.address_sets import PREFIX
 from kroute.firewall.iptables.firewall import IptablesFirewall
 from kroute.kernel.errors import KernelError
+from kroute.kernel.iptables.tools import VARIANTS, Variant
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -24,8 +25,9 @@ class Place:
         for family in used:
             self.nft.table(family.number, "filter").chains["DOCKER-USER"] = []
         self.ipset = FakeIpset(self.kernel)
-        self.clients = [{family: FakeXtables(it, family.number) for family in Family} for it in (self.kernel, self.nft)]
-        self.firewall = IptablesFirewall(Settings("node1"), self.ipset, *self.clients)
+        kernels = {"legacy": self.kernel, "nft": self.nft}
+        self.clients = {variant: FakeXtables(kernels[variant.name], variant.family) for variant in VARIANTS}
+        self.firewall = IptablesFirewall(Settings("node1"), self.ipset, self.clients)
 
     async def open(self) -> "Place":
         await self.ipset.open()
@@ -92,7 +94,8 @@ async def test_what_the_tools_refuse_keeps_no_other_rule_from_being_written() ->
     async def refuse(*_: object) -> list[str]:
         raise refused
 
-    place.clients[1][Family.IPV4].differences = place.clients[1][Family.IPV4].ensure = refuse  # type: ignore[method-assign]
+    nft = place.clients[Variant(Family.IPV4.number, "nft")]
+    nft.differences = nft.ensure = refuse  # type: ignore[method-assign]
     assert await place.firewall.ensure_rules(NODE) == []
     assert place.firewall.enforces(Family.IPV4)
     assert await place.firewall.rule_differences(Family.IPV4, NODE) == [f"IPv4 rules of nft table filter: {refused}"]
