@@ -24,7 +24,7 @@ LOCK_SECONDS = 5
 """For how many seconds the tools wait for the xtables lock, unless the caller says otherwise."""
 LONGEST = 60.0
 """After how many seconds a tool is ended: a table of kube-proxy's may have hundreds of thousands of rules."""
-LARGEST = 1 << 28
+LARGEST = 1 << 26
 """How many bytes a tool may print, for the same reason."""
 RESOURCE_PROBLEM = 4
 """The exit code when another program holds the lock (include/xtables.h)."""
