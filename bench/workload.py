@@ -1,8 +1,8 @@
 """The objects that the bench serves: Services, their EndpointSlices, and the Nodes that the pods are on.
 
-Everything follows from the two counts, so that two runs, and the batch tools, have the same content. A Node has
-`PODS_ON_A_NODE` pods, as many as a full node of a real cluster. So the node under test has as many local endpoints in a
-cluster of 100 Services as in one of 10,000.
+Everything follows from the counts, so that two runs, and the batch tools, have the same content. A Node has
+`PODS_ON_A_NODE` pods, as many as a full node of a real cluster, unless the number of Nodes is given. So the node under
+test has as many local endpoints in a cluster of 100 Services as in one of 10,000.
 """
 
 import uuid
@@ -34,10 +34,11 @@ _UIDS = uuid.UUID("8a8e2d4c-35a2-4c0b-9a5e-0d3c2f8f0a11")
 
 @dataclass(frozen=True)
 class Workload:
-    """`services` Services with one TCP port, each with `endpoints` endpoints in one slice."""
+    """`services` Services with one TCP port, each with `endpoints` endpoints in one slice, on so many `nodes`."""
 
     services: int
     endpoints: int = 10
+    nodes: int = 0
 
     @property
     def pods(self) -> int:
@@ -46,7 +47,7 @@ class Workload:
 
     def objects(self) -> Iterator[Object]:
         """Every object, as the API server stores it."""
-        for number in range(max(1, -(-self.pods // PODS_ON_A_NODE))):
+        for number in range(self.nodes or max(1, -(-self.pods // PODS_ON_A_NODE))):
             yield self.node(number)
         for number in range(self.services):
             yield self.service(number)
@@ -69,7 +70,7 @@ class Workload:
             (number, address)
             for number in range(self.services)
             for index, address in enumerate(self.pod_ips(number))
-            if _node_of(number * self.endpoints + index) == NODE
+            if self._node_of(number * self.endpoints + index) == 0
         ]
 
     def service(self, number: int) -> Object:
@@ -127,7 +128,7 @@ class Workload:
             },
             "addressType": "IPv4",
             "endpoints": [
-                _endpoint(names["namespace"], number * self.endpoints + index, address)
+                self._endpoint(names["namespace"], number * self.endpoints + index, address)
                 for index, address in enumerate(addresses)
             ],
             "ports": [{"name": "http", "protocol": "TCP", "port": TARGET_PORT}],
@@ -177,19 +178,19 @@ class Workload:
             },
         }
 
+    def _node_of(self, pod: int) -> int:
+        """The number of the Node that a pod is on."""
+        return pod * self.nodes // self.pods if self.nodes else pod // PODS_ON_A_NODE
 
-def _node_of(pod: int) -> str:
-    return f"node-{pod // PODS_ON_A_NODE}"
-
-
-def _endpoint(namespace: str, pod: int, address: str) -> Object:
-    return {
-        "addresses": [address],
-        "conditions": {"ready": True, "serving": True, "terminating": False},
-        "targetRef": {"kind": "Pod", "namespace": namespace, "name": f"pod-{pod}", "uid": _uid("pod", pod)},
-        "nodeName": _node_of(pod),
-        "zone": ZONES[pod // PODS_ON_A_NODE % len(ZONES)],
-    }
+    def _endpoint(self, namespace: str, pod: int, address: str) -> Object:
+        node = self._node_of(pod)
+        return {
+            "addresses": [address],
+            "conditions": {"ready": True, "serving": True, "terminating": False},
+            "targetRef": {"kind": "Pod", "namespace": namespace, "name": f"pod-{pod}", "uid": _uid("pod", pod)},
+            "nodeName": f"node-{node}",
+            "zone": ZONES[node % len(ZONES)],
+        }
 
 
 def _names(kind: str, number: int, name: str) -> Object:

@@ -25,7 +25,7 @@ def count() -> dict[str, int]:
 
 
 def differences(expected: Mapping[str, Sequence[str]], port: int, target_port: int) -> int:
-    """How many virtual servers have other real servers than expected, or are not expected at all.
+    """How many virtual servers of this port have other real servers than expected, or are not expected at all.
 
     `expected` has the addresses of the real servers by the address of the virtual server. Real servers of weight 0 are
     not counted: they drain.
@@ -40,7 +40,8 @@ def differences(expected: Mapping[str, Sequence[str]], port: int, target_port: i
         else:
             real_servers = found.setdefault(_endpoint(words[1]), set())
     wanted = {(vip, port): {(address, target_port) for address in each} for vip, each in expected.items()}
-    return sum(found.get(key) != wanted.get(key) for key in found.keys() | wanted.keys())
+    keys = wanted.keys() | {key for key in found if key[1] == port}
+    return sum(found.get(key) != wanted.get(key) for key in keys)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.place import batch_tools, kernel_content
 from bench.place.host import kernel_name
+from bench.scale import looks
 from kroute.inspect import agent_socket
 from kroute.watchers.kubernetes.authentication import service_account
 
@@ -82,6 +83,39 @@ class Runner:
             command = [sys.executable, "-m", *module, "run"]
             self._agent = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         return started
+
+    async def do_launch(self, argv: list[str]) -> float:
+        """Start another proxy, with the iptables of the legacy tables. Returns the Unix time just before the start."""
+        tools = Path(tempfile.mkdtemp(prefix="bench-tools-", dir="/run"))
+        for name in ("iptables", "ip6tables"):
+            for action in ("", "-save", "-restore"):
+                (tools / f"{name}{action}").symlink_to(f"/usr/sbin/{name}-legacy{action}")
+        environment = {**os.environ, "HOME": "/root", "PATH": f"{tools}:{os.environ['PATH']}"}
+        with self._log.open("wb") as log:
+            started = time.time()
+            self._agent = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
+        return started
+
+    async def do_see(self, what: str, **arguments: Any) -> float:
+        """Wait for something that `bench.scale.looks` sees."""
+        look: Callable[..., Awaitable[float]] = getattr(looks, what)
+        try:
+            return await look(**arguments)
+        except TimeoutError:
+            raise TimeoutError(f"{what} {arguments}; the end of the log: {self._log.read_text()[-1000:]}") from None
+
+    async def do_nft_differences(self, expected: dict[str, list[str]]) -> int:
+        """How many Services have other endpoints than expected in kube-proxy's table."""
+        return await asyncio.to_thread(looks.nft_differences, expected)
+
+    async def do_kroute(self, settings: dict[str, str], arguments: list[str]) -> list[Any]:
+        """Run a command of kroute's with these variables. Returns its exit code and its output."""
+        environment = {**self._environment, **settings, _STATE_DIR: str(self._state_dir)}
+        command = [sys.executable, "-m", "kroute", *arguments]
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, check=False, env=environment
+        )
+        return [done.returncode, done.stdout + done.stderr]
 
     async def do_ready(self, within: float) -> None:
         """Wait until the agent is ready, everything of the initial sync in the kernel, and has logged that."""

@@ -1,11 +1,10 @@
-"""Figures of other proxies that this bench did not measure: quoted, each with its date and place.
+"""Figures of other proxies that others have measured: quoted, each with its date and place.
 
 None is from the same machine and hour as kroute's figures, so none is set in relation to them.
 """
 
 from typing import NamedTuple
 
-_SIDE_BY_SIDE = "2026-11, 1,000 Services x 10, User Mode Linux 7.2, a real kube-apiserver 1.36"
 _GITHUB = "https://github.com/kubernetes/kubernetes"
 
 
@@ -23,21 +22,7 @@ def _issue(number: int, kind: str = "issues") -> str:
     return f"[kubernetes#{number}]({_GITHUB}/{kind}/{number})"
 
 
-OWN = "measured for kroute"
-"""The source of figures that were measured by hand, side by side with an earlier kroute."""
-
 QUOTED = (
-    Quoted("kube-proxy, nftables", "process to all in the kernel; its CPU", "2.39 s; 1.88 s", _SIDE_BY_SIDE, OWN),
-    Quoted("kube-proxy, nftables", "idle, default settings", "0.0 % of a core", _SIDE_BY_SIDE, OWN),
-    Quoted("kube-router", "idle, default settings", "0.06 % of a core", _SIDE_BY_SIDE, OWN),
-    Quoted("kube-proxy, nftables", "RSS after the start; after 20 changes", "80 MiB; 104 MiB", _SIDE_BY_SIDE, OWN),
-    Quoted(
-        "kube-proxy, nftables",
-        "one endpoint changed, p50 (it waits up to 1 s by default); its CPU",
-        "672 ms; 564 ms",
-        _SIDE_BY_SIDE,
-        OWN,
-    ),
     Quoted(
         "kube-proxy, nftables",
         "network programming latency, p50; p99",

@@ -205,7 +205,7 @@ def test_resyncs_and_digests_that_are_rarer_than_the_window_count_with_their_ave
 def test_quoted_figures_have_a_date_a_place_and_a_source():
     for quoted in peers.QUOTED:
         assert quoted.place[:2] == "20"
-        assert quoted.source == peers.OWN or quoted.source.startswith("[kubernetes#")
+        assert quoted.source.startswith("[kubernetes#")
     lines = peers.markdown().splitlines()
     assert len(lines) == len(peers.QUOTED) + 2
     assert {line.count("|") for line in lines} == {6}
