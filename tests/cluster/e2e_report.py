@@ -13,6 +13,7 @@ SECTION = "## Kubernetes' own tests"
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _PREFIX = "[It] "
 _LONGEST_REASON = 160
+_NO_NAMESPACE = "In [BeforeEach] at: k8s.io/kubernetes/test/e2e/framework/framework.go:"
 _NOT_RUN = "not run"
 _CELL = re.compile(r"\**(?P<status>passed|failed|skipped)\** \((?P<run>\d+)\)(: (?P<why>.*))?")
 _HEAD = """
@@ -43,7 +44,10 @@ Results = dict[tuple[str, str], tuple[Outcome, Run]]
 
 
 def read(files: Iterable[Path]) -> dict[str, Outcome]:
-    """The outcomes in JUnit files of ginkgo, by the cases' names, without those out of its focus or interrupted."""
+    """The outcomes in JUnit files of ginkgo, by the cases' names.
+
+    Left out is what did not come to an end: cases out of its focus, interrupted, or without a namespace in time.
+    """
     return {
         case.get("name", "").removeprefix(_PREFIX): outcome
         for file in files
@@ -59,15 +63,18 @@ def _outcome(case: ET.Element) -> Outcome | None:
     if status in {SKIPPED, "pending"}:
         message = _message(case, "skipped")
         return Outcome(SKIPPED, message.removeprefix("skipped - ")) if message not in {"", "skipped"} else None
-    if status == "interrupted":
+    if status == "interrupted" or _NO_NAMESPACE in _said(case, "failure"):
         return None
     return Outcome(FAILED, _message(case, "failure") or _message(case, "error") or status)
 
 
-def _message(case: ET.Element, kind: str) -> str:
+def _said(case: ET.Element, kind: str) -> str:
     found = case.find(kind)
-    said = "" if found is None else found.get("message") or found.text or ""
-    said = said.removeprefix("[FAILED] ").partition("\nIn [")[0]
+    return "" if found is None else found.get("message") or found.text or ""
+
+
+def _message(case: ET.Element, kind: str) -> str:
+    said = _said(case, kind).removeprefix("[FAILED] ").partition("\nIn [")[0]
     text = " ".join(re.sub(r"[|`*_\[\]]", " ", html.escape(said, quote=False)).split())
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
 

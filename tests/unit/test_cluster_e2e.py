@@ -19,6 +19,8 @@ type="failed">[FAILED] more</failure></testcase>
 <testcase name="[It] [sig-node] Pods of another focus" status="skipped"><skipped message="skipped"></skipped></testcase>
 <testcase name="[It] [sig-network] DNS should hang" status="timedout"></testcase>
 <testcase name="[It] [sig-network] DNS should be interrupted" status="interrupted"><failure message="x"/></testcase>
+<testcase name="[It] [sig-network] DNS should begin" status="failed"><failure message="" type="failed">[FAILED] too late
+In [BeforeEach] at: k8s.io/kubernetes/test/e2e/framework/framework.go:372 @ 11/27/26</failure></testcase>
 </testsuite></testsuites>
 """
 READ = {
