@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 SECTION = "## Kubernetes' own tests"
 """The heading. The section ends the page."""
+PROXIES = ("kroute", "kroute iptables=true", "kroute IPv6 only", "kube-proxy nftables")
+"""What the section compares, run or not."""
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _PREFIX = "[It] "
 _LONGEST_REASON = 160
@@ -19,7 +21,8 @@ _CELL = re.compile(r"\**(?P<status>passed|failed|skipped)\** \((?P<run>\d+)\)(: 
 _HEAD = """
 `e2e.test` of Kubernetes {version}, against a real cluster of three nodes in three zones in the lab (kube-apiserver,
 kubelet, containerd), with each proxy in turn. `make e2e` runs it and writes this section, which has the last outcome of
-each case and the number of its run. What fails with kube-proxy as well is the cluster's.
+each case and the number of its run. What fails with kube-proxy as well is the cluster's. What is not run with a proxy
+says so.
 """
 
 
@@ -81,7 +84,7 @@ def _message(case: ET.Element, kind: str) -> str:
 
 def section(results: Results, version: str) -> str:
     """The section of docs/conformance.md: who ran what, and a row for each case with the numbers of the runs."""
-    proxies = sorted({proxy for proxy, _ in results}, key=lambda proxy: (proxy.startswith("kube-proxy"), proxy))
+    proxies = list(dict.fromkeys([*PROXIES, *sorted(proxy for proxy, _ in results)]))
     runs = sorted({run for _, run in results.values()}, key=lambda run: (proxies.index(run.proxy), run))
     numbers = {run: number for number, run in enumerate(runs, 1)}
     lines = [SECTION, _HEAD.format(version=version)]

@@ -41,12 +41,14 @@ def test_the_outcome_of_each_case_in_focus_is_read(tmp_path: Path) -> None:
 def test_the_section_has_the_runs_and_a_row_for_each_case_with_the_proxies_beside_each_other() -> None:
     kube_proxy = Run("kube-proxy nftables", "2026-11-26", "0123456789ab", "Linux")
     new = {("kube-proxy nftables", title("[sig-network] Services new [A|B]")): (Outcome("passed"), kube_proxy)}
-    lines = section({**RESULTS, **new}, "1.36.2").splitlines()
+    lines, not_run = section({**RESULTS, **new}, "1.36.2").splitlines(), " not run |"
     assert "| 1 | kroute | 2026-11-27 | 0123456789ab | Linux 7.3.4 (built) | 1 | 2 | 1 |" in lines
-    assert "| case | kroute | kube-proxy nftables |" in lines
-    assert "| sig-network: Services should serve a basic endpoint from pods | passed (1) | not run |" in lines
-    assert "| sig-network: Services should work | **failed** (1): timed out &lt;after&gt; 2m 0s | not run |" in lines
-    assert "| sig-network: Services new | not run | passed (2) |" in lines
+    assert "| case | kroute | kroute iptables=true | kroute IPv6 only | kube-proxy nftables |" in lines
+    assert f"| sig-network: Services should serve a basic endpoint from pods | passed (1) |{not_run * 3}" in lines
+    assert (
+        f"| sig-network: Services should work | **failed** (1): timed out &lt;after&gt; 2m 0s |{not_run * 3}" in lines
+    )
+    assert f"| sig-network: Services new |{not_run * 3} passed (2) |" in lines
 
 
 def test_the_section_takes_the_place_of_the_one_before_it() -> None:
