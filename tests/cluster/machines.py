@@ -228,7 +228,7 @@ class Cluster:
             raise ClusterError(f"{host.name}: {command}: exit {code}: {output}")
         return output
 
-    def wait_until(self, what: str, check: Callable[[], bool], within: float = 300.0) -> None:
+    def wait_until(self, what: str, check: Callable[[], object], within: float = 300.0) -> None:
         """Return once it is so. Raises ClusterError, with the last words of all components, if it is not for long."""
         end = time.monotonic() + within
         reason: Exception | None = None

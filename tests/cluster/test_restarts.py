@@ -1,37 +1,16 @@
 """What is restarted on a node costs no call, and writes nothing to the kernel that is there already."""
 
-import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from tests.cluster import footprint
+from tests.cluster.agents import agents, containers, written
 from tests.cluster.installation import rolls_out, upgrade
 from tests.cluster.machines import Cluster
 from tests.cluster.web import Web
 
 Record = Callable[[str, object], None]
-CHANGES = (".added", ".removed", ".edited", ".set", ".bound", ".unbound", ".written", ".deleted")
-"""How events of the log end that tell of a change of the kernel."""
-SELECTOR = ("--namespace", "kube-system", "--selector", "app.kubernetes.io/name=kroute")
-
-
-def agents(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """kroute's container on each node, as its pod's status has it, with the name of the `pod`."""
-    pods = json.loads(cluster.kubectl("get", "pods", *SELECTOR, "-o", "json"))["items"]
-    return {
-        pod["spec"]["nodeName"]: {**pod["status"]["containerStatuses"][0], "pod": pod["metadata"]["name"]}
-        for pod in pods
-        if "deletionTimestamp" not in pod["metadata"] and "containerStatuses" in pod["status"]
-    }
-
-
-def written(cluster: Cluster) -> list[str]:
-    """The changes of the kernel that the agents tell of in their logs, since they were started."""
-    logs = [cluster.kubectl("--namespace", "kube-system", "logs", it["pod"]) for it in agents(cluster).values()]
-    events = [json.loads(line)["event"] for log in logs for line in log.splitlines() if line.startswith("{")]
-    return [event for event in events if event.endswith(CHANGES)]
 
 
 def test_a_rollout_restart_costs_no_call_and_writes_nothing(
@@ -91,7 +70,7 @@ def test_a_killed_agent_is_started_again_and_writes_nothing(cluster: Cluster, we
 def test_a_restart_of_a_nodes_own_programs_costs_no_call_and_restarts_no_agent(
     component: str, cluster: Cluster, web: Web
 ) -> None:
-    before = agents(cluster)
+    before = containers(cluster)
     with web.under_load():
         for node in cluster.nodes.values():
             old = cluster.on(node, f"pgrep -x {component}")
@@ -105,6 +84,4 @@ def test_a_restart_of_a_nodes_own_programs_costs_no_call_and_restarts_no_agent(
         cluster.kubectl("rollout", "status", "deployment/web", "--timeout=10m")
         cluster.kubectl("scale", "deployment/web", "--replicas=4")
         cluster.wait_until("two pods are gone", lambda: len(web.names(also_ending=True)) == 4)
-    assert {node: it["containerID"] for node, it in agents(cluster).items()} == {
-        node: it["containerID"] for node, it in before.items()
-    }
+    assert containers(cluster) == before
