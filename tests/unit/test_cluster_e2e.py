@@ -1,11 +1,16 @@
 """What Kubernetes' own tests say in their JUnit files becomes a section of docs/conformance.md."""
 
+import contextlib
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.cluster import e2e
 from tests.cluster.e2e_cases import NOT_RUN, why_not_run
 from tests.cluster.e2e_report import Outcome, Results, Run, read, results_of, section, section_of, title, with_section
+from tests.lab import kubernetes
 
 JUNIT = """<?xml version="1.0" encoding="UTF-8"?>
 <testsuites><testsuite name="Kubernetes e2e suite">
@@ -67,6 +72,55 @@ def test_what_a_page_says_is_kept_when_other_cases_run() -> None:
     assert "| 1 | kroute | 2026-11-27 | 0123456789ab | Linux 7.3.4 (built) | 1 | 1 | 1 |" in page.splitlines()
     assert "| 2 | kroute | 2026-11-28 | later | Linux | 1 | 0 | 0 |" in page.splitlines()
     assert results_of("# Page\n") == {}
+
+
+PROGRAM = """#!/bin/bash
+for word; do case $word in --report-dir=*) report=${word#*=} ;; --ginkgo.focus=*) focus=${word#*=} ;; esac; done
+case $focus in *unfinished*) exit 1 ;; esac
+IFS='|' read -ra names <<<"$focus"
+for name in "${names[@]}"; do
+    name=$(sed 's/^ //; s/\\$$//; s/\\\\//g' <<<"$name")
+    echo "<testcase name='[It] $name' status='passed'/>"
+done >"$report/cases"
+echo "<testsuite>$(cat "$report/cases")</testsuite>" >"$report/junit_01.xml"
+"""
+"""Stands in for e2e.test 1.36.2, whose files are like JUNIT: each case in its focus has passed, and an unfinished
+one is not named."""
+
+
+def test_cases_run_in_portions_and_one_without_an_end_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "e2e.test"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    monkeypatch.setattr(kubernetes, "required", lambda _: program)
+    cluster = SimpleNamespace(
+        kubeconfig="kubeconfig",
+        environment=os.environ,
+        wire=SimpleNamespace(inside=contextlib.nullcontext),
+        control=SimpleNamespace(place=SimpleNamespace(families=(6,))),
+    )
+    services = [f"[sig-network] Services should do {number}" for number in range(2 * e2e.PORTION)]
+    serial = ["[sig-network] Services [Serial] one", "[sig-network] Services [Serial] unfinished"]
+    both = "[sig-network] [Feature:IPv6DualStack] should create"
+    portions = list(e2e.Suite(cluster, tmp_path).run([both, *services, *serial]))  # type: ignore[arg-type]
+    assert portions[0] == {both: Outcome("skipped", "needs both families")}
+    assert [len(outcomes) for outcomes in portions[1:]] == [e2e.PORTION, e2e.PORTION, 1, 0]
+    passed = {case: outcome for outcomes in portions[1:] for case, outcome in outcomes.items()}
+    assert passed == dict.fromkeys([*services, serial[0]], Outcome("passed"))
+
+
+def test_outcomes_are_put_into_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(with_section("# Page\n", section(RESULTS, "1.36.2")))
+    monkeypatch.setattr(e2e, "PAGE", page)
+    later = Run("kroute", "2026-11-28", "later", "Linux")
+    e2e.write(later, {"[sig-network] Services should work": Outcome("passed")})
+    assert results_of(page.read_text()) == {
+        **RESULTS,
+        ("kroute", "sig-network: Services should work"): (Outcome("passed"), later),
+    }
 
 
 def test_a_case_of_both_families_is_not_run_on_a_cluster_with_one() -> None:
