@@ -8,6 +8,7 @@ It starts and stops the agent, passes questions on to it, reads the kernel's sta
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,8 +86,13 @@ class Runner:
         return started
 
     async def do_launch(self, argv: list[str]) -> float:
-        """Start another proxy, with the iptables of the legacy tables. Returns the Unix time just before the start."""
+        """Start another proxy, with the iptables of the legacy tables. Returns the Unix time just before the start.
+
+        kube-router gives its routing tables names in /etc/iproute2 at each synchronization.
+        """
         tools = Path(tempfile.mkdtemp(prefix="bench-tools-", dir="/run"))
+        names = shutil.copytree("/etc/iproute2", tools / "iproute2")
+        await asyncio.to_thread(subprocess.run, ["mount", "--bind", names, "/etc/iproute2"], check=True)
         for name in ("iptables", "ip6tables"):
             for action in ("", "-save", "-restore"):
                 (tools / f"{name}{action}").symlink_to(f"/usr/sbin/{name}-legacy{action}")

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--endpoints", type=int, default=10, help="of each Service")
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--churn", type=float, default=600.0, help="seconds of churn that kroute has")
-    parser.add_argument("--peer-churn", type=float, default=90.0, help="seconds of churn that the others have")
+    parser.add_argument("--peer-churn", type=float, default=60.0, help="seconds of churn that the others have")
     parser.add_argument("--changes", type=int, default=7, help="single changes")
     parser.add_argument("--proxies", default=",".join(PROXIES), help="which, in this order")
     parser.add_argument("--publish", action="store_true", help=f"put the table into {PAGE.name}")
