@@ -98,9 +98,9 @@ def _installed(cluster: Cluster, name: str, mode: str, values: Sequence[str]) ->
         yield
         uninstall(cluster)
         return
-    proxies.deploy(cluster, mode)
+    proxies.deploy(cluster, name, mode)
     yield
-    proxies.delete(cluster)
+    proxies.delete(cluster, name)
 
 
 class Suite:

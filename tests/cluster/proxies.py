@@ -1,11 +1,21 @@
-"""The real kube-proxy as a DaemonSet, as kubeadm deploys it."""
+"""The other service proxies as DaemonSets: kube-proxy as kubeadm deploys it, and kube-router as its manifests do.
+
+kube-router gets the arguments of its `kube-router-proxy-daemonset.yaml`, in which Services are all that it does, and
+the account of `kubeadm-kuberouter.yaml`. Two flags are added: the cluster has both address families, and kube-router
+masquerades nothing in this set-up unless it is to masquerade everything.
+"""
 
 import json
+import re
+from collections.abc import Mapping
 
 from tests.cluster.machines import Cluster
 from tests.lab.kubernetes import VERSION
+from tests.lab.places import PROJECT
 
-MODES = ("ipvs", "iptables")
+_PAGE = PROJECT / "docs/migrate-from-kube-proxy.md"
+KUBE_PROXY = "kube-proxy"
+KUBE_ROUTER = "kube-router"
 _POD_RANGES = {4: "10.244.0.0/16", 6: "fd00:10:244::/56"}
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _KUBECONFIG = {
@@ -18,22 +28,32 @@ _KUBECONFIG = {
 Object = dict[str, object]
 
 
-def deploy(cluster: Cluster, mode: str) -> None:
-    """Start kube-proxy in a mode on every node, and wait until it says that it is healthy."""
-    cluster.apply(*_kube_proxy(cluster, mode))
-    cluster.kubectl("--namespace", "kube-system", "rollout", "status", "daemonset/kube-proxy", "--timeout=10m")
+def deploy(cluster: Cluster, name: str, mode: str = "", *, by_label: bool = False) -> None:
+    """Start a proxy on every node, kube-proxy in a mode, and wait until it says that it is healthy.
+
+    One that runs in another mode is restarted. With `by_label` it stays away from nodes that a label gives to kroute,
+    by the patch that the page has.
+    """
+    *others, daemon_set = _kube_router(cluster) if name == KUBE_ROUTER else _kube_proxy(cluster, mode)
+    if by_label:
+        found = re.search(r"'(\{.*kroute\.io/service-proxy.*\})'", _PAGE.read_text())
+        assert found, "the page has no patch any more"
+        patch = ("patch", "--local", "-f", "-", "--type", "merge", "-p", found[1], "-o", "json")
+        daemon_set = json.loads(cluster.kubectl(*patch, content=json.dumps(daemon_set)))
+    cluster.apply(*others, daemon_set)
+    cluster.kubectl("--namespace", "kube-system", "rollout", "status", f"daemonset/{name}", "--timeout=10m")
 
 
-def delete(cluster: Cluster) -> None:
-    """End kube-proxy, and forget it."""
-    cluster.kubectl("--namespace", "kube-system", "delete", "daemonset", "kube-proxy")
-    forget(cluster)
+def delete(cluster: Cluster, name: str) -> None:
+    """End a proxy, and forget it."""
+    cluster.kubectl("--namespace", "kube-system", "delete", "daemonset", name)
+    forget(cluster, name)
 
 
-def forget(cluster: Cluster) -> None:
-    """Delete what is left when its DaemonSet is deleted: its ConfigMap and its account."""
-    kinds = "configmap,serviceaccount,clusterrolebinding"
-    cluster.kubectl("--namespace", "kube-system", "delete", kinds, "--selector", "app=kube-proxy")
+def forget(cluster: Cluster, name: str) -> None:
+    """Delete what is left when its DaemonSet is deleted: its ConfigMap, its account and the account's rights."""
+    kinds = "configmap,serviceaccount,clusterrole,clusterrolebinding"
+    cluster.kubectl("--namespace", "kube-system", "delete", kinds, "--selector", f"app={name}")
 
 
 def _kube_proxy(cluster: Cluster, mode: str) -> list[Object]:
@@ -46,20 +66,48 @@ def _kube_proxy(cluster: Cluster, mode: str) -> list[Object]:
         "clusterCIDR": ",".join(_POD_RANGES[family] for family in cluster.control.place.families),
         "mode": mode,
     }
-    server = {"certificate-authority": f"{_ACCOUNT}/ca.crt", "server": cluster.server}
-    kubeconfig = {**_KUBECONFIG, "clusters": [{"name": "default", "cluster": server}]}
-    command = ["/usr/local/bin/kube-proxy", "--config=/var/lib/kube-proxy/config.conf"]
-    image = f"registry.k8s.io/kube-proxy:v{VERSION}"
     container: Object = {
-        "image": image,
-        "command": [*command, "--hostname-override=$(NODE_NAME)"],
+        "image": f"registry.k8s.io/kube-proxy:v{VERSION}",
+        "command": [
+            "/usr/local/bin/kube-proxy",
+            "--config=/var/lib/kube-proxy/config.conf",
+            "--hostname-override=$(NODE_NAME)",
+        ],
         "readinessProbe": {"httpGet": {"path": "/healthz", "port": 10256}, "periodSeconds": 2},
     }
+    files = {"config.conf": json.dumps(configuration)}
+    return _deployed(cluster, KUBE_PROXY, "system:node-proxier", container, files)
+
+
+def _kube_router(cluster: Cluster) -> list[Object]:
+    container: Object = {
+        "image": "docker.io/cloudnativelabs/kube-router:v2",
+        "args": [
+            *("--run-router=false", "--run-firewall=false", "--run-service-proxy=true"),
+            "--kubeconfig=/var/lib/kube-router/kubeconfig.conf",
+            *("--enable-ipv6=true", "--masquerade-all=true"),
+        ],
+        "readinessProbe": {"httpGet": {"path": "/healthz", "port": 20244}, "periodSeconds": 2},
+    }
+    read = ["get", "list", "watch"]
+    rules = [
+        {"apiGroups": [""], "resources": ["namespaces", "pods", "services", "nodes", "endpoints"], "verbs": read},
+        {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": read},
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": read},
+    ]
+    role = {**_of(KUBE_ROUTER, "rbac.authorization.k8s.io/v1", "ClusterRole"), "rules": rules}
+    return [role, *_deployed(cluster, KUBE_ROUTER, KUBE_ROUTER, container, {})]
+
+
+def _deployed(cluster: Cluster, name: str, role: str, container: Object, files: Mapping[str, str]) -> list[Object]:
+    """A proxy's account with this role, its ConfigMap with these files and a kubeconfig, and its DaemonSet."""
+    server = {"certificate-authority": f"{_ACCOUNT}/ca.crt", "server": cluster.server}
+    kubeconfig = {**_KUBECONFIG, "clusters": [{"name": "default", "cluster": server}]}
     return [
-        _of("kube-proxy", "v1", "ServiceAccount"),
-        _binding("kube-proxy", "system:node-proxier"),
-        _files("kube-proxy", {"config.conf": json.dumps(configuration), "kubeconfig.conf": json.dumps(kubeconfig)}),
-        _daemon_set("kube-proxy", container, len(cluster.nodes)),
+        _of(name, "v1", "ServiceAccount"),
+        _binding(name, role),
+        {**_of(name, "v1", "ConfigMap"), "data": {**files, "kubeconfig.conf": json.dumps(kubeconfig)}},
+        _daemon_set(name, container, json.dumps(files)),
     ]
 
 
@@ -76,12 +124,11 @@ def _binding(name: str, role: str) -> Object:
     }
 
 
-def _files(name: str, files: dict[str, str]) -> Object:
-    return {**_of(name, "v1", "ConfigMap"), "data": files}
+def _daemon_set(name: str, container: Object, configuration: str) -> Object:
+    """Privileged pods in the network of every node, with the ConfigMap of this name at /var/lib.
 
-
-def _daemon_set(name: str, container: Object, nodes: int) -> Object:
-    """Privileged pods in the network of every node, with the ConfigMap of this name at /var/lib."""
+    They are restarted with another configuration.
+    """
     mounts = [
         {"name": "files", "mountPath": f"/var/lib/{name}"},
         {"name": "xtables-lock", "mountPath": "/run/xtables.lock"},
@@ -108,7 +155,10 @@ def _daemon_set(name: str, container: Object, nodes: int) -> Object:
     }
     spec = {
         "selector": {"matchLabels": {"k8s-app": name}},
-        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": nodes}},
-        "template": {"metadata": {"labels": {"k8s-app": name}}, "spec": pod},
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%"}},
+        "template": {
+            "metadata": {"labels": {"k8s-app": name}, "annotations": {"configuration": configuration}},
+            "spec": pod,
+        },
     }
     return {**_of(name, "apps/v1", "DaemonSet"), "spec": spec}

@@ -25,8 +25,11 @@ def pod_spec(*arguments: str, **more: object) -> Object:
 
 
 def server(port: int = 8080, **more: object) -> Object:
-    """The spec of a pod that answers HTTP at a port, and is ready when it does."""
-    probe = {"httpGet": {"path": "/healthz", "port": port}, "periodSeconds": 2}
+    """The spec of a pod that answers HTTP at a port, and is ready when it does.
+
+    It stays ready as long as no call is lost: a node of a busy machine may stand still for some seconds (`load.py`).
+    """
+    probe = {"httpGet": {"path": "/healthz", "port": port}, "periodSeconds": 2, "timeoutSeconds": 15}
     return pod_spec("netexec", f"--http-port={port}", readinessProbe=probe, **more)
 
 
