@@ -26,7 +26,7 @@ def bare_cluster() -> Iterator[Cluster]:
     """The cluster, on which kroute may or may not be."""
     if said := missing():
         pytest.skip(said)
-    with Cluster() as cluster:
+    with Cluster(beside=True) as cluster:
         yield cluster
 
 
