@@ -193,6 +193,7 @@ class _Measurement:
             "rss_last": max(last),
             "rss_peak": max(size for _, size in resident),
             "away": away,
+            "series": resident,
         }
 
     async def _end(self) -> Figures:
@@ -306,7 +307,8 @@ class _Measurement:
         self._clock_ahead = min(readings)[1]
 
     def _told(self, figures: Figures) -> None:
-        self._say(f"{self._proxy.title}: { {name: _rounded(value) for name, value in figures.items()} }")
+        short = {name: _rounded(value) for name, value in figures.items() if name != "series"}
+        self._say(f"{self._proxy.title}: {short}")
 
 
 def _rounded(value: Any) -> Any:
