@@ -67,6 +67,11 @@ def routes(of: Place, nodes: Iterable[Place]) -> list[str]:
     ]
 
 
+def routes_to_services(node: Place) -> list[str]:
+    """The routes to ClusterIPs by a node, of a machine that has no proxy of its own."""
+    return [f"{SERVICES[family]} via {address}" for family, address in zip(node.families, node.addresses, strict=True)]
+
+
 def of_control_plane(place: Place, credentials: Credentials) -> tuple[dict[str, str], dict[str, str]]:
     """The commands of the control plane by their names, and its files by their paths."""
     programs = {name: required(name) for name in CONTROL_PLANE}
@@ -79,6 +84,11 @@ def of_control_plane(place: Place, credentials: Credentials) -> tuple[dict[str, 
         *(f"--client-ca-file={KUBERNETES}/ca.crt", "--kubelet-preferred-address-types=InternalIP"),
         f"--kubelet-client-certificate={KUBERNETES}/kubelet-client.crt",
         f"--kubelet-client-key={KUBERNETES}/kubelet-client.key",
+        f"--requestheader-client-ca-file={KUBERNETES}/ca.crt",  # what aggregated APIs know the API server by
+        *("--requestheader-allowed-names=front-proxy-client", "--requestheader-username-headers=X-Remote-User"),
+        *("--requestheader-group-headers=X-Remote-Group", "--requestheader-extra-headers-prefix=X-Remote-Extra-"),
+        f"--proxy-client-cert-file={KUBERNETES}/front-proxy-client.crt",
+        f"--proxy-client-key-file={KUBERNETES}/front-proxy-client.key",
     )
     key = f"{KUBERNETES}/service-accounts.key"
     commands = {

@@ -31,6 +31,7 @@ class Credentials:
         alternatives = ",".join(f"IP:{name}" if ":" in name or name[0].isdigit() else f"DNS:{name}" for name in names)
         self._certificate("server", "/CN=kube-apiserver", "serverAuth", f"subjectAltName={alternatives}\n")
         self._certificate("kubelet-client", "/O=system:masters/CN=kube-apiserver-kubelet-client", "clientAuth")
+        self._certificate("front-proxy-client", "/CN=front-proxy-client", "clientAuth")
         self._openssl("genrsa", "-out", "service-accounts.key", "2048")
         self._tokens = {name: secrets.token_hex(16) for name in accounts}
         rows = (f'{self._tokens[name]},{name},{name},"{group}"\n' for name, group in accounts.items())

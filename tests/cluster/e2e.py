@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.cluster import addons, proxies
-from tests.cluster.components import DNS, DUAL_STACK, SERVICES
+from tests.cluster.components import DNS, DUAL_STACK
 from tests.cluster.e2e_cases import ALONE, SETS, why_not_run
 from tests.cluster.e2e_report import FAILED, SKIPPED, Outcome, Run, read, results_of, section, title, with_section
 from tests.cluster.installation import install, uninstall
@@ -52,9 +52,6 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     families = DUAL_STACK[1:] if chosen.ipv6 else DUAL_STACK
     with Cluster(NODES, families, beside=True) as cluster:
-        # Webhooks are behind Services, and the control plane's machine has no proxy of its own.
-        for family, gateway in zip(families, cluster.nodes["node1"].place.addresses, strict=True):
-            cluster.on(cluster.control, f"ip route add {SERVICES[family]} via {gateway}")
         cluster.apply(*addons.dns(cluster.control.address, [DNS[families[0]]]))
         for proxy in chosen.proxy or ["kroute", f"{_KUBE_PROXY}:nftables"]:
             name, _, mode = proxy.partition(":")

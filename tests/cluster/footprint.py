@@ -32,3 +32,16 @@ def of_nodes(cluster: Cluster) -> dict[str, Footprint]:
         }
         for name, node in cluster.nodes.items()
     }
+
+
+def bound(cluster: Cluster, node: str) -> set[str]:
+    """The addresses on kroute's link of a node."""
+    words = cluster.on(cluster.nodes[node], "ip -brief address show kube-ipvs0", check=False).split()
+    return {word.partition("/")[0] for word in words}
+
+
+def real_servers(cluster: Cluster, node: str, address: str, protocol: str = "tcp") -> dict[str, int]:
+    """The real servers of a virtual server on a node, and their weights; `address` is `IP:PORT` or `[IP]:PORT`."""
+    of_server = re.compile(rf"(?m)^-a -{protocol[0]} {re.escape(address)} -r (\S+) .*-w (\d+)")
+    table = cluster.on(cluster.nodes[node], "ipvsadm -Sn")
+    return {server: int(weight) for server, weight in of_server.findall(table)}

@@ -5,6 +5,7 @@ is a host beside the nodes: so are kubectl, helm and the callers of the tests. E
 however that ends: the machines are killed with it, and the namespace has no name.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -157,12 +158,15 @@ class Cluster:
         containerd = images.containerd()
         variables = {"BIN": f"{programs}:{containerd}/usr/bin:{containerd}/usr/sbin"}
 
-        def host(place: Place, memory: int, software: tuple[dict[str, str], dict[str, str]], store: str) -> Host:
+        def host(
+            place: Place, memory: int, software: tuple[dict[str, str], dict[str, str]], store: str, *routes: str
+        ) -> Host:
             own = {**variables, "STORE": store}
-            return Host(place, memory, self.wire, own, software, components.routes(place, places))
+            return Host(place, memory, self.wire, own, software, [*components.routes(place, places), *routes])
 
         memory = 0 if beside else CONTROL_MEMORY
-        self.control = host(control, memory, components.of_control_plane(control, credentials), "")
+        by_node = components.routes_to_services(places[0])
+        self.control = host(control, memory, components.of_control_plane(control, credentials), "", *by_node)
         self.nodes = {
             it.name: host(it, NODE_MEMORY, components.of_node(it, credentials), str(store / "node")) for it in places
         }
@@ -219,6 +223,20 @@ class Cluster:
         """Apply objects, by the server."""
         items = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", content=json.dumps(items))
+
+    def addresses(self, service: str) -> list[str]:
+        """The ClusterIPs of a Service."""
+        return self.kubectl("get", "service", service, "-o", "jsonpath={.spec.clusterIPs[*]}").split()
+
+    @contextlib.contextmanager
+    def having(self, *objects: object) -> Iterator[None]:
+        """Have objects for the length of a `with`."""
+        self.apply(*objects)
+        try:
+            yield
+        finally:
+            items = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+            self.kubectl("delete", "--now", "--ignore-not-found", "-f", "-", content=json.dumps(items))
 
     def on(self, host: Host, command: str, *, check: bool = True) -> str:
         """Run a shell command as root in a machine; returns its output. Raises ClusterError if it fails."""

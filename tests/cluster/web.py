@@ -13,6 +13,8 @@ from tests.cluster.machines import Cluster, Host
 AGNHOST = "registry.k8s.io/e2e-test-images/agnhost:2.63.0"
 NODE_PORT = 30080
 REPLICAS = 4
+CALLS = 3 * REPLICAS
+"""So many that each pod answers some."""
 LEAST_CALLS = 20
 """Of each caller, in a test under load."""
 Object = dict[str, Any]
@@ -56,35 +58,40 @@ def deployment(name: str, replicas: int) -> Object:
     }
 
 
-def service(name: str, node_port: int | None = None, annotations: Mapping[str, str] | None = None) -> Object:
-    """A Service of both families for the pods of the Deployment of this name."""
+def service(
+    name: str, node_port: int | None = None, annotations: Mapping[str, str] | None = None, **more: object
+) -> Object:
+    """A Service of both families for the pods of the Deployment of this name. `more` are its fields, or None."""
     port = {"name": "http", "port": 80, "targetPort": 8080, **({"nodePort": node_port} if node_port else {})}
+    spec = {
+        "type": "NodePort" if node_port else "ClusterIP",
+        "ipFamilyPolicy": "RequireDualStack",
+        "selector": {"app": name},
+        "ports": [port],
+        **more,
+    }
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": name, "annotations": dict(annotations or {})},
-        "spec": {
-            "type": "NodePort" if node_port else "ClusterIP",
-            "ipFamilyPolicy": "RequireDualStack",
-            "selector": {"app": name},
-            "ports": [port],
-        },
+        "spec": {name: value for name, value in spec.items() if value is not None},
     }
+
+
+def pod(name: str, node: str, spec: Object) -> Object:
+    """A pod on a node, which the Service `service(name)` has as an endpoint."""
+    metadata = {"name": name, "labels": {"app": name}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**spec, "nodeName": node}}
 
 
 def client(node: Host) -> Object:
     """A pod on a node that does nothing by itself."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"client-{node.name}"},
-        "spec": {**pod_spec("pause"), "nodeName": node.name, "terminationGracePeriodSeconds": 1},
-    }
+    return pod(f"client-{node.name}", node.name, {**pod_spec("pause"), "terminationGracePeriodSeconds": 1})
 
 
-def _calls(url: str) -> str:
-    """A command that calls a URL more often than there are pods, and prints which pods have answered."""
-    return f"for i in $(seq {3 * REPLICAS}); do curl -gsS --max-time 15 {url}/hostname; echo; done"
+def _calls(url: str, times: int) -> str:
+    """A command that calls a URL, and prints which pods have answered, or `failed`."""
+    return f"for i in $(seq {times}); do curl -gsS --max-time 15 {url}/hostname || echo failed; echo; done"
 
 
 class Web:
@@ -101,7 +108,7 @@ class Web:
         cluster.apply(deployment("web", REPLICAS), service("web", NODE_PORT), *clients)
         cluster.kubectl("rollout", "status", "deployment/web", "--timeout=10m")
         cluster.kubectl("wait", "--for=condition=Ready", "--timeout=10m", *(f"pod/client-{it}" for it in cluster.nodes))
-        return cls(cluster, json.loads(cluster.kubectl("get", "service", "web", "-o", "json"))["spec"]["clusterIPs"])
+        return cls(cluster, cluster.addresses("web"))
 
     def names(self, *, also_ending: bool = False) -> set[str]:
         """The names of its pods."""
@@ -109,17 +116,17 @@ class Web:
         metadata = [pod["metadata"] for pod in pods]
         return {it["name"] for it in metadata if also_ending or "deletionTimestamp" not in it}
 
-    def answers_from_pod(self, node: str, url: str) -> set[str]:
+    def answers_from_pod(self, node: str, url: str, times: int = CALLS) -> set[str]:
         """Which pods answer some calls from the pod on a node."""
-        return set(self.cluster.kubectl("exec", f"client-{node}", "--", "sh", "-c", _calls(url)).split())
+        return set(self.cluster.kubectl("exec", f"client-{node}", "--", "sh", "-c", _calls(url, times)).split())
 
-    def answers_from_node(self, node: str, url: str) -> set[str]:
+    def answers_from_node(self, node: str, url: str, times: int = CALLS) -> set[str]:
         """Which pods answer some calls from the node itself."""
-        return set(self.cluster.on(self.cluster.nodes[node], _calls(url)).split())
+        return set(self.cluster.on(self.cluster.nodes[node], _calls(url, times)).split())
 
-    def answers_from_wire(self, url: str) -> set[str]:
+    def answers_from_wire(self, url: str, times: int = CALLS) -> set[str]:
         """Which pods answer some calls from beside the nodes."""
-        return set(self.cluster.run("sh", "-c", _calls(url)).split())
+        return set(self.cluster.run("sh", "-c", _calls(url, times)).split())
 
     @contextlib.contextmanager
     def under_load(self) -> Iterator[dict[str, int]]:
