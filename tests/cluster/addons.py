@@ -7,7 +7,7 @@ from tests.cluster.web import AGNHOST, Object
 _SYSTEM = {"namespace": "kube-system"}
 
 
-def dns(api_server: str, addresses: list[str]) -> list[Object]:
+def dns(api_server: str, addresses: list[str], replicas: int = 1) -> list[Object]:
     """Names of the cluster at these addresses, from the API server whose address this is: `dns_server`."""
     script = Path(__file__).with_name("dns_server.py").read_text()
     container = {
@@ -21,7 +21,7 @@ def dns(api_server: str, addresses: list[str]) -> list[Object]:
     pod = {
         "serviceAccountName": "dns",
         "dnsPolicy": "Default",
-        "terminationGracePeriodSeconds": 0,
+        "terminationGracePeriodSeconds": 30,
         "containers": [container],
         "volumes": [{"name": "script", "configMap": {"name": "dns"}}],
     }
@@ -36,7 +36,7 @@ def dns(api_server: str, addresses: list[str]) -> list[Object]:
             "metadata": {"name": "dns", **_SYSTEM},
             "data": {"dns_server.py": script},
         },
-        _deployment("dns", labels, pod),
+        _deployment("dns", labels, pod, replicas),
         {
             "apiVersion": "v1",
             "kind": "Service",
@@ -69,10 +69,14 @@ def _account(name: str, role: str, watched: list[tuple[str, list[str]]]) -> list
     ]
 
 
-def _deployment(name: str, labels: dict[str, str], pod: Object) -> Object:
+def _deployment(name: str, labels: dict[str, str], pod: Object, replicas: int) -> Object:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": name, "labels": labels, **_SYSTEM},
-        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
     }

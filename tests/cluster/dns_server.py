@@ -1,5 +1,7 @@
 """Stands in for CoreDNS in the cluster: names of Services and their endpoints, from the API server, by UDP and TCP.
 
+On SIGTERM it answers on for a while, as CoreDNS with `lameduck` (of the plugin health) does.
+
 https://github.com/kubernetes/dns/blob/master/docs/specification.md has the names. It runs in a pod, with the standard
 library alone. Other names than the cluster's do not exist.
 """
@@ -7,6 +9,7 @@ library alone. Other names than the cluster's do not exist.
 import ipaddress
 import json
 import os
+import signal
 import socket
 import socketserver
 import ssl
@@ -23,6 +26,8 @@ ZONE = ["cluster", "local"]
 A, CNAME, PTR, AAAA, SRV, ANY = 1, 5, 12, 28, 33, 255
 NO_ERROR, NO_SUCH_NAME = 0, 3
 TTL = 5
+LAMEDUCK = 15.0
+"""Seconds. kubeadm sets 5, which is short on a busy machine: all proxies must have heard that the server ends."""
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -155,6 +160,7 @@ def _key(item: dict[str, Any]) -> tuple[str, str]:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: threading.Timer(LAMEDUCK, os._exit, [0]).start())
     names = Names()
     synced = [threading.Event(), threading.Event()]
     kinds = ("/api/v1/services", names.services), ("/apis/discovery.k8s.io/v1/endpointslices", names.slices)

@@ -21,7 +21,7 @@ def node_local_dns(node: Node, cluster_ips: Sequence[str]) -> Iterator[None]:
     """Set the interface and the rules up for the length of a `with`."""
     addresses = [LINK_LOCAL, *cluster_ips]
     rules = [_accept(address, protocol) for address in addresses for protocol in ("tcp", "udp")]
-    node.run("nft", "-f", "-", stdin="".join(_untracked(address) for address in addresses))
+    node.run("nft", "-f", "-", stdin="".join(untracked(address) for address in addresses))
     for command, incoming, outgoing in rules:
         node.run(command, "-A", "INPUT", *incoming)
         node.run(command, "-A", "OUTPUT", *outgoing)
@@ -49,7 +49,7 @@ def _accept(address: str, protocol: str) -> tuple[str, list[str], list[str]]:
     )
 
 
-def _untracked(address: str) -> str:
+def untracked(address: str) -> str:
     """Commands of nft: packets to and from the cache are not tracked."""
     family = "ip6" if ":" in address else "ip"
     lines = [f"add table {family} raw"]
