@@ -8,11 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.cluster.machines import Cluster
-from tests.cluster.web import deployment, service
+from tests.cluster.web import LONGEST, deployment, service
 
 NODE_PORT = 30081
-LONGEST = 3600.0
-"""Seconds that no test takes."""
 _LOAD = Path(__file__).with_name("load.py")
 
 

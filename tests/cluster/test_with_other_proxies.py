@@ -153,9 +153,9 @@ def waits(cluster: Cluster, name: str) -> None:
     )
     for node in before:
         cluster.wait_until("so does its status", lambda node=node: f"waiting: {name}" in status(cluster, node))  # type: ignore[misc]
-    for node in cluster.nodes.values():
+    for host in cluster.nodes.values():
         code = "curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:10247"
-        assert (cluster.on(node, f"{code}/livez"), cluster.on(node, f"{code}/readyz")) == ("200", "503")
+        assert (cluster.on(host, f"{code}/livez"), cluster.on(host, f"{code}/readyz")) == ("200", "503")
     assert written(cluster) == before
 
 

@@ -15,6 +15,8 @@ NODE_PORT = 30080
 REPLICAS = 4
 CALLS = 3 * REPLICAS
 """So many that each pod answers some."""
+LONGEST = 3600.0
+"""Seconds that no test takes."""
 LEAST_CALLS = 20
 """Of each caller, in a test under load."""
 Object = dict[str, Any]
@@ -140,7 +142,8 @@ class Web:
         calls: dict[str, int] = {}
 
         def beside(node: Host) -> str:
-            return self.cluster.run(sys.executable, str(load), f"http://{node.address}:{NODE_PORT}/hostname", str(end))
+            command = (sys.executable, str(load), f"http://{node.address}:{NODE_PORT}/hostname", str(end))
+            return self.cluster.run(*command, within=LONGEST)
 
         def on(node: Host, entering: str) -> str:
             return self.cluster.on(node, f"{entering} python3 {load} {cluster_ip} /run/end")
