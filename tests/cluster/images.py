@@ -10,9 +10,11 @@ import io
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,15 +152,18 @@ def _store(name: str, images: list[Image], over: Path | None) -> Path:
 def _import(images: list[Image], root: Path, scratch: Path) -> None:
     """Let a containerd of its own, which can run no container, import the images into `root`."""
     write_archive(images, scratch / "images.tar")
-    socket = scratch / "socket"
-    settings = f'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n[grpc]\naddress = "{socket}"\n'
+    address = scratch / "socket"
+    settings = f'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n[grpc]\naddress = "{address}"\n'
     (scratch / "config.toml").write_text(settings)
     binaries = containerd() / "usr/bin"
     place = f"--config={scratch}/config.toml", f"--root={root}", f"--state={scratch}/state"
     with (scratch / "log").open("wb") as log:
         daemon = subprocess.Popen([binaries / "containerd", *place], stdout=log, stderr=log)
     try:
-        ctr = (binaries / "ctr", "--address", socket, "--connect-timeout=60s", "--namespace=k8s.io")
+        with socket.socket(socket.AF_UNIX) as probe:  # ctr gives up if it comes between bind and listen
+            while daemon.poll() is None and probe.connect_ex(str(address)) != 0:
+                time.sleep(0.1)
+        ctr = (binaries / "ctr", "--address", address, "--namespace=k8s.io")
         run(*ctr, "images", "import", scratch / "images.tar")
     except RuntimeError as error:
         raise RuntimeError(f"{error}\n{(scratch / 'log').read_text()[-2000:]}") from error
