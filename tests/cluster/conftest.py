@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster import footprint
+from tests.cluster import footprint, streams
 from tests.cluster.footprint import Footprint
 from tests.cluster.installation import install
 from tests.cluster.machines import Cluster, missing
@@ -47,3 +47,9 @@ def cluster(bare_cluster: Cluster, untouched: dict[str, Footprint]) -> Cluster:
 def web(cluster: Cluster) -> Web:
     """Pods on both nodes that answer with their names, behind a Service."""
     return Web.deployed(cluster)
+
+
+@pytest.fixture(scope="session")
+def kept(cluster: Cluster) -> None:
+    """What `open_streams` calls."""
+    streams.deployed(cluster)
