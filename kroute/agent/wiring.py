@@ -219,8 +219,6 @@ class Agent:
         for plan in plans:
             if isinstance(plan, NodePlan):
                 log_node(plan.node)
-            elif plan.is_empty:
-                self._recorder.forget(plan.key)
             self._recorder.report_all(plan)
         is_first = not self._broadcaster.has_started
         if not is_first and self._ownership.waits_for is None:

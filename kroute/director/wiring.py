@@ -208,8 +208,6 @@ class Director:
                 log.info("plans.first_published", services=len(plans))
                 published = True
             for plan in plans:
-                if plan.is_empty:
-                    self._recorder.forget(plan.key)
                 self._recorder.report_all(plan)
             if plans or not self._routing.live.is_set():
                 self._broadcaster.publish(plans)

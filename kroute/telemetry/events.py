@@ -70,6 +70,9 @@ class EventRecorder:
             self.announce(reason, note)
 
     def report_all(self, plan: Plan) -> None:
+        """Report the problems of a plan. Those of a deleted Service are forgotten."""
+        if plan.is_empty:
+            self.forget(plan.key)
         for problem in plan.problems:
             if isinstance(plan, NodePlan):
                 self.report_on_node(problem)
