@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster e2e unit fuzz nightly conformance bench lint docs lab cluster release clean
+.PHONY: help demo test test-cluster e2e unit unit-arm64 fuzz nightly conformance bench lint docs lab cluster release clean
 
 PYTEST := .venv/bin/pytest
 # Tests wait for timers and processes, so one more runs at once than there are processors.
@@ -23,16 +23,21 @@ unit: ## run the tests that need no kernel and no browser, with a tenth of the e
 	@scripts/setup unit
 	@$(PYTEST) -o testpaths=tests/unit -n $(WORKERS) --dist worksteal --hypothesis-profile quick -m 'not lab and not browser and not machine and not shells and not prometheus and not release' $(ARGS)
 
+unit-arm64: ## run those in kernel, model and settings for arm64, in emulation of its processor
+	@scripts/setup arm64
+	@.venv/bin/python -m tests.arm64 $(ARGS)
+
 fuzz: ## run the tests with hostile bytes and objects at length (EXAMPLES of each property; 10000 if not given)
 	@scripts/setup unit
 	@KROUTE_FUZZ_EXAMPLES=$(or $(EXAMPLES),10000) $(PYTEST) tests/unit/fuzz $(ARGS)
 
-nightly: ## run every test at length, a day of trouble in an hour (with the seed SEED, or the date), on a cluster too, and make fuzz
+nightly: ## run every test at length, a day of trouble in an hour (with the seed SEED, or the date), on a cluster and for arm64 too, and make fuzz
 	@scripts/setup test
 	@failed=0; \
 	KROUTE_LAB_THOROUGH=1 KROUTE_LAB_DAY=3600 KROUTE_LAB_SEED=$(or $(SEED),$(shell date +%Y%m%d)) \
 		.venv/bin/python -m pytest -p tests.conformance.page_writer $(ARGS) || failed=1; \
 	KROUTE_LAB_THOROUGH=1 $(MAKE) test-cluster || failed=1; \
+	$(MAKE) unit-arm64 || failed=1; \
 	KROUTE_FUZZ_EXAMPLES=10000 $(PYTEST) tests/unit/fuzz || failed=1; \
 	exit $$failed
 

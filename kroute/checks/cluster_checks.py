@@ -70,7 +70,7 @@ def check_nodes(nodes: Sequence[ClusterNode]) -> list[Finding]:
         message = f"Linux {_listed(old)} is older than {'.'.join(map(str, OLDEST_KERNEL))}, the oldest that is tested"
         found.append(warning(NODES, message, "install on one such node first, and run `kroute check` there"))
     if others := sorted({node.info.architecture for node in linux} - {"amd64", ""}):
-        message = f"some Nodes are {_listed(others)}: the tests run on amd64 only"
+        message = f"some Nodes are {_listed(others)}: the tests that send packets run on amd64 only"
         found.append(warning(NODES, message, "build the image for each architecture (docs/release.md)"))
     if windows := len(nodes) - len(linux):
         message = f"{_plural(windows, 'Node')} without Linux: kroute is not for them, and the chart leaves them out"

@@ -1,0 +1,1 @@
+"""The unit tests, run on Debian for arm64 in emulation."""
