@@ -15,11 +15,6 @@ def ready_nodes_of_endpoints(cluster: Cluster) -> set[str]:
     return {it["nodeName"] for one in slices for it in one["endpoints"] if it["conditions"]["ready"]}
 
 
-def is_served(web: Web, node: str, address: str) -> bool:
-    """Whether a Service of the pods answers the pod on a node."""
-    return web.answers_from_pod(node, f"http://{address}") == web.names()
-
-
 def spread_again(cluster: Cluster) -> None:
     """Have pods of the Deployment on all nodes."""
     cluster.kubectl("rollout", "restart", "deployment/web")
@@ -60,7 +55,7 @@ def test_a_node_that_is_deleted_and_added_again_serves_again(cluster: Cluster, w
     spec = {name: known["spec"][name] for name in ("podCIDR", "podCIDRs")}
     cluster.kubectl("delete", "node", node.name)
     cluster.wait_until("its endpoints are gone", lambda: ready_nodes_of_endpoints(cluster) == {"node1"})
-    cluster.wait_until("the other node serves", lambda: is_served(web, "node1", web.addresses[0]))
+    cluster.wait_until("the other node serves", lambda: web.is_served_at(web.addresses[0], "node1"))
     cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
     cluster.on(node, "pkill -KILL -x kubelet")  # it says at its start which node it is
     cluster.kubectl("wait", "--for=condition=Ready", "node", node.name, "--timeout=10m")
@@ -68,7 +63,7 @@ def test_a_node_that_is_deleted_and_added_again_serves_again(cluster: Cluster, w
     cluster.apply(client(node))
     cluster.kubectl("wait", "--for=condition=Ready", "--timeout=10m", f"pod/client-{node.name}")
     spread_again(cluster)
-    cluster.wait_until("it serves again", lambda: is_served(web, node.name, web.addresses[0]))
+    cluster.wait_until("it serves again", lambda: web.is_served_at(web.addresses[0], node.name))
     assert web.answers_from_wire(f"http://{node.address}:{NODE_PORT}")
 
 
@@ -79,7 +74,7 @@ def test_the_control_plane_may_be_away(cluster: Cluster, web: Web) -> None:
         cluster.kubectl("expose", "deployment", "web", "--name=late", "--port=80", "--target-port=8080")
         late = cluster.kubectl("get", "service", "late", "-o", "jsonpath={.spec.clusterIP}")
         for node in cluster.nodes:  # the controllers, and the agents, have noticed that it is back
-            cluster.wait_until(f"{node} serves it", partial(is_served, web, node, late))
+            cluster.wait_until(f"{node} serves it", partial(web.is_served_at, late, node))
         cluster.kubectl("delete", "service", "late")
         spread_again(cluster)
     for node in cluster.nodes:

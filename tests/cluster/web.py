@@ -130,6 +130,10 @@ class Web:
         """Which pods answer some calls from beside the nodes."""
         return set(self.cluster.run("sh", "-c", _calls(url, times)).split())
 
+    def is_served_at(self, address: str, node: str) -> bool:
+        """Whether an address of a Service for these pods leads the client on a node to all of them."""
+        return self.answers_from_pod(node, f"http://{address}") == self.names()
+
     @contextlib.contextmanager
     def under_load(self) -> Iterator[dict[str, int]]:
         """Call all the time: from beside the nodes, from a node, from a pod. No call may fail.
