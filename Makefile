@@ -73,9 +73,9 @@ cluster: ## open a shell in a cluster of the real Kubernetes with kroute on it (
 	@scripts/setup cluster
 	@.venv/bin/python -m tests.cluster
 
-test-cluster: ## run the tests on a cluster of the real Kubernetes
+test-cluster: ## run the tests on a cluster of the real Kubernetes; of those that repeat others a part, drawn by a seed
 	@scripts/setup cluster
-	@$(PYTEST) tests/cluster -m cluster $(ARGS)
+	@$(PYTEST) -o testpaths=tests/cluster -m cluster $(ARGS)
 
 e2e: ## run Kubernetes' own end-to-end tests on such a cluster, and write their section of docs/conformance.md
 	@scripts/setup cluster
