@@ -243,8 +243,12 @@ async def leftovers(kernel: NodeKernel, nft_chains: Sequence[NftChain], our_link
     """
     found: list[Trace] = []
     set_names = await kernel.ipset.names()
-    legacy = {family: kernel.xtables[Variant(family.number, "legacy")] for family in Family}
-    chains = {family: {name for table in TABLES for name in await legacy[family].chains(table)} for family in Family}
+    legacy = {family: kernel.xtables.get(Variant(family.number, "legacy")) for family in Family}
+    chains = {
+        family: {name for table in TABLES for name in await client.chains(table)}
+        for family, client in legacy.items()
+        if client is not None  # a caller on a node with nf_tables alone opens no client of iptables
+    }
     for proxy in OTHER_PROXIES.values():
         what = []
         if proxy.link not in our_links and await kernel.links.index(proxy.link) is not None:

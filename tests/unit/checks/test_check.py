@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kroute.checks import api_checks, node_checks
@@ -168,6 +169,8 @@ async def test_a_link_of_the_ledgers_is_no_trace_of_another_proxy() -> None:
     assert await leftovers(clients, [], {"kube-ipvs0"}) == []
     [trace] = await leftovers(clients, [], {"kube-dummy-if"})
     assert trace == Trace("kube-proxy", "link kube-ipvs0")
+    without_iptables = msgspec.structs.replace(clients, xtables={})
+    assert await leftovers(without_iptables, [], set()) == [trace], "a bundle opens no clients of iptables"
 
 
 async def test_virtual_servers_of_others_are_a_warning(tmp_path: Path) -> None:
