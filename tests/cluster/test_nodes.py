@@ -3,6 +3,8 @@
 import json
 from functools import partial
 
+import pytest
+
 from tests.cluster.installation import rolls_out
 from tests.cluster.machines import Cluster
 from tests.cluster.web import NODE_PORT, Web, client
@@ -32,6 +34,7 @@ def test_a_drained_node_costs_no_call_and_its_node_port_serves_on(cluster: Clust
         spread_again(cluster)
 
 
+@pytest.mark.drawn(2, "a node comes back")
 def test_a_node_that_is_switched_off_and_on_serves_again(cluster: Cluster, web: Web) -> None:
     node = cluster.nodes["node2"]
     node.switch_off()
@@ -48,6 +51,7 @@ def test_a_node_that_is_switched_off_and_on_serves_again(cluster: Cluster, web: 
     assert web.answers_from_wire(f"http://{node.address}:{NODE_PORT}")
 
 
+@pytest.mark.drawn(2, "a node comes back")
 def test_a_node_that_is_deleted_and_added_again_serves_again(cluster: Cluster, web: Web) -> None:
     node = cluster.nodes["node2"]
     known = json.loads(cluster.kubectl("get", "node", node.name, "-o", "json"))

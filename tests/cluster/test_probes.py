@@ -93,6 +93,7 @@ def test_a_pod_is_an_endpoint_once_its_startup_probe_succeeds(its: Probed) -> No
     its.is_served()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_readiness_probe_that_fails_takes_the_endpoint_out_until_it_succeeds(kind: str, its: Probed) -> None:
     its.run("exec", "touch /tmp/started")

@@ -13,6 +13,7 @@ from tests.cluster.web import Web
 Record = Callable[[str, object], None]
 
 
+@pytest.mark.drawn(2, "another pod of kroute")
 def test_a_rollout_restart_costs_no_call_and_writes_nothing(
     cluster: Cluster, web: Web, record_property: Record
 ) -> None:
@@ -27,6 +28,7 @@ def test_a_rollout_restart_costs_no_call_and_writes_nothing(
     record_property("measured", f"rollout restart: {sum(calls.values())} calls, 0 failed")
 
 
+@pytest.mark.drawn(2, "another pod of kroute")
 def test_an_upgrade_with_another_setting_costs_no_call(cluster: Cluster, web: Web) -> None:
     def schedulers() -> set[str]:
         table = "".join(cluster.on(node, "ipvsadm -Sn") for node in cluster.nodes.values())
@@ -66,6 +68,7 @@ def test_a_killed_agent_is_started_again_and_writes_nothing(cluster: Cluster, we
     assert footprint.of_nodes(cluster) == kernels
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("component", ["kubelet", "containerd"])
 def test_a_restart_of_a_nodes_own_programs_costs_no_call_and_restarts_no_agent(
     component: str, cluster: Cluster, web: Web

@@ -188,6 +188,7 @@ def test_nothing_is_written_for_headless_services(cluster: Cluster, web: Web) ->
         cluster.wait_until("only what was there is there", lambda: footprint.of_nodes(cluster) == before)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("wish", ["PreferSameZone", "PreferSameNode", "Auto"])
 def test_hints_of_three_zones_choose_the_endpoints_of_each_node(wish: str, cluster: Cluster, web: Web) -> None:
     """With one endpoint in each zone, each node has the one of its zone: the hints say so, in three ways."""
@@ -224,6 +225,7 @@ def test_hints_of_three_zones_choose_the_endpoints_of_each_node(wish: str, clust
                 assert web.answers_from_pod(node, f"http://{address}", 3) == {f"zoned-{node}"}
 
 
+@pytest.mark.thorough
 def test_a_thousand_endpoints_in_ten_slices_are_all_real_servers(cluster: Cluster) -> None:
     names = {f"crowd-{number}": f"10.245.{1 + number // 250}.{1 + number % 250}" for number in range(MANY)}
     with node_without_machine(cluster, "node3"):

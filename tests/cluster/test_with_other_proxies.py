@@ -1,17 +1,14 @@
 """A cluster goes from kroute to another proxy and back, by the documents' commands, and the clients notice nothing.
 
 The order is that of a cluster that has kroute: first "The way back" of docs/migrate-from-kube-proxy.md or
-docs/migrate-from-kube-router.md, then "The move". `make test-cluster` does so with one proxy, which KROUTE_LAB_SEED or
-the date chooses, a thorough run with all. These tests come last: the other proxies leave sysctls and an empty chain,
-which `test_uninstall` would find.
+docs/migrate-from-kube-router.md, then "The move". These tests come last: the other proxies leave sysctls and an empty
+chain, which `test_uninstall` would find.
 """
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
 
@@ -24,7 +21,6 @@ from tests.cluster.machines import Cluster
 from tests.cluster.proxies import KUBE_PROXY, KUBE_ROUTER
 from tests.cluster.streams import open_streams
 from tests.cluster.web import REPLICAS, Web, deployment
-from tests.lab.thoroughness import is_thorough
 
 
 class Neighbour(NamedTuple):
@@ -48,8 +44,6 @@ NEIGHBOURS = (
 )
 SYSTEM = ("--namespace", "kube-system")
 LABEL = "kroute.io/service-proxy"
-DRAWN = int(os.environ.get("KROUTE_LAB_SEED") or datetime.now(UTC).toordinal()) % len(NEIGHBOURS)
-CHOSEN = NEIGHBOURS if is_thorough() else NEIGHBOURS[DRAWN : DRAWN + 1]
 LATE = 40
 """Seconds. It takes that long on a busy machine until one proxy has ended and the other has begun."""
 SLOW = 900.0
@@ -61,7 +55,8 @@ LEFT = re.compile(
 """What only another proxy has in the kernel. What else begins with KUBE- is the kubelet's."""
 
 
-@pytest.mark.parametrize("neighbour", CHOSEN, ids=lambda it: " ".join(filter(None, it[:2])))
+@pytest.mark.drawn(4)
+@pytest.mark.parametrize("neighbour", NEIGHBOURS, ids=lambda it: " ".join(filter(None, it[:2])))
 def test_kroute_gives_the_nodes_back_and_takes_them_over_by_itself(
     neighbour: Neighbour, cluster: Cluster, web: Web
 ) -> None:
