@@ -118,6 +118,5 @@ def test_an_aggregated_api_is_served_by_its_pod(cluster: Cluster, web: Web, tmp_
     api = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {"name": API}, "spec": spec}
     with cluster.having(secret, files, *serving("metrics", *command, tls=tls, program=program), api):
         cluster.kubectl("wait", "--for=condition=Available", f"apiservice/{API}", "--timeout=10m")
-        told = cluster.kubectl("top", "nodes")
-        assert all(f"{node}" in told for node in cluster.nodes)
-        assert "250m" in told
+        cluster.wait_until("its group is discovered", lambda: "250m" in cluster.kubectl("top", "nodes"))
+        assert all(node in cluster.kubectl("top", "nodes") for node in cluster.nodes)
