@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple, Self
 
 from kroute.firewall.backend import clients_of
-from kroute.kernel.iptables.tools import Variant, legacy_tables
+from kroute.kernel.iptables.tools import legacy_tables
 from kroute.kernel.modules import is_present
 from kroute.kernel.nftables.objects import NftChain
 from kroute.kernel.node_kernel import NodeKernel
@@ -243,11 +243,10 @@ async def leftovers(kernel: NodeKernel, nft_chains: Sequence[NftChain], our_link
     """
     found: list[Trace] = []
     set_names = await kernel.ipset.names()
-    legacy = {family: kernel.xtables.get(Variant(family.number, "legacy")) for family in Family}
     chains = {
-        family: {name for table in TABLES for name in await client.chains(table)}
-        for family, client in legacy.items()
-        if client is not None  # a caller on a node with nf_tables alone opens no client of iptables
+        variant.label: {name for table in TABLES for name in await client.chains(table)}
+        for variant, client in kernel.xtables.items()  # none if the caller has opened none
+        if variant.name == "legacy"
     }
     for proxy in OTHER_PROXIES.values():
         what = []

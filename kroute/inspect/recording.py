@@ -133,10 +133,7 @@ def recording(kernel: NodeKernel, recorder: Recorder) -> NodeKernel:
         routes=made(RecordingRoutes, kernel.routes),
         ipset=made(RecordingIpset, kernel.ipset),
         conntrack=made(NoConntrack, kernel.conntrack),
-        xtables={
-            variant: made(RecordingXtables, each, str(variant).removesuffix(" legacy"))
-            for variant, each in kernel.xtables.items()
-        },
+        xtables={variant: made(RecordingXtables, each, variant.label) for variant, each in kernel.xtables.items()},
         nftables=made(RecordingNftables, kernel.nftables),
         sysctls=made(RecordingSysctls, kernel.sysctls),
         tunnels=made(RecordingTunnels, kernel.tunnels),

@@ -138,7 +138,7 @@ class IptablesTables(RuleWriter[Key]):
 
         family = _FAMILIES[variant.family].value
         drift = await self.keep(key, write, WITHOUT[label], family=family, table=label)
-        return [f"{str(variant).removesuffix(' legacy')}: {what}" for what in drift]
+        return [f"{variant.label}: {what}" for what in drift]
 
     def _rules(self, variant: Variant, table: str, node: NodeFacts) -> TableRules:
         family = _FAMILIES[variant.family]

@@ -112,6 +112,11 @@ class Variant(NamedTuple):
     def __str__(self) -> str:
         return f"{'IPv6' if self.family == socket.AF_INET6 else 'IPv4'} {self.name}"
 
+    @property
+    def label(self) -> str:
+        """The name without `legacy`, which is the usual variant."""
+        return str(self).removesuffix(" legacy")
+
     def tool(self, action: str) -> str:
         """The program's name, such as `iptables-legacy-save` or `ip6tables-nft-restore`."""
         return f"{'ip6tables' if self.family == socket.AF_INET6 else 'iptables'}-{self.name}-{action}"
