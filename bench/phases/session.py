@@ -26,7 +26,6 @@ from tests.apiserver import ApiServer
 READY_WITHIN = 600.0
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 NO_RESYNCS = {"KROUTE_RESYNC_PERIOD": "24h"}
-_CLOCK_READINGS = 5
 _TOKEN = "bench-token"
 _CALM_WITHIN = 600.0
 _COMPLETE_WITHIN = 300.0
@@ -109,13 +108,7 @@ class Session:
 
     async def compare_clocks(self) -> None:
         """Measure how far the node's clock is ahead of this one."""
-        readings = []
-        for _ in range(_CLOCK_READINGS):
-            asked = time.time()
-            theirs = await self.node.ask("clock")
-            answered = time.time()
-            readings.append((answered - asked, theirs - (asked + answered) / 2))
-        self.clock_ahead = min(readings)[1]
+        self.clock_ahead = await self.node.clock_ahead()
 
     async def start_agent(self, settings: Mapping[str, str] = NO_SETTINGS, *, profile: bool = False) -> float:
         """Start kroute with its defaults and these settings, by their variables, and wait until it is ready.

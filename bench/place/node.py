@@ -27,6 +27,7 @@ from tests.lab.run import environment
 from tests.lab.vm.machine import Machine
 
 API_ADDRESS = "192.168.250.1"
+_CLOCK_READINGS = 5
 _STARTS_WITHIN = 600.0
 _LINE_LIMIT = 1 << 26
 
@@ -67,6 +68,16 @@ class NodeUnderTest:
             if answer["number"] == number:
                 return answer
         return {"error": "the node has gone"}
+
+    async def clock_ahead(self) -> float:
+        """How many seconds its clock is ahead of this one, by the reading that took the shortest."""
+        readings = []
+        for _ in range(_CLOCK_READINGS):
+            asked = time.time()
+            theirs = await self.ask("clock")
+            answered = time.time()
+            readings.append((answered - asked, theirs - (asked + answered) / 2))
+        return float(min(readings)[1])
 
     def cpu(self) -> float:
         """Seconds of processor time that the whole node has used: its kernel and all its processes."""

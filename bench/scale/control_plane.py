@@ -176,9 +176,4 @@ class ControlPlane:
 
 
 def _collection(item: Object) -> str:
-    type_, namespace = BY_KIND[item["kind"]], item["metadata"].get("namespace")
-    return f"{_group(type_.group)}/{type_.version}{f'/namespaces/{namespace}' if namespace else ''}/{type_.plural}"
-
-
-def _group(group: str) -> str:
-    return f"/apis/{group}" if group else "/api"
+    return BY_KIND[item["kind"]].collection(item["metadata"].get("namespace"))

@@ -23,7 +23,6 @@ _STARTS_WITHIN = 900.0
 _CHANGED_WITHIN = 120.0
 _LEAST_CHANGES, _CHANGES_END_AFTER = 3, 60.0
 _COMPLETE_WITHIN = 300.0
-_CLOCK_READINGS = 5
 _CALM = 6.0
 """Seconds for which an empty node's use of the processor is measured."""
 _IDLES = 15.0
@@ -96,7 +95,7 @@ class _Measurement:
     async def figures(self) -> Figures:
         """Measure. Times in seconds, sizes in bytes, shares of a processor."""
         self._baseline = await self._share(_CALM)
-        await self._compare_clocks()
+        self._clock_ahead = await self._node.clock_ahead()
         figures = await self._start()
         self._told(figures)
         figures |= await self._changes()
@@ -296,15 +295,6 @@ class _Measurement:
         began, cpu = time.monotonic(), self._node.cpu()
         await asyncio.sleep(seconds)
         return (self._node.cpu() - cpu) / (time.monotonic() - began)
-
-    async def _compare_clocks(self) -> None:
-        readings = []
-        for _ in range(_CLOCK_READINGS):
-            asked = time.time()
-            theirs = await self._node.ask("clock")
-            answered = time.time()
-            readings.append((answered - asked, theirs - (asked + answered) / 2))
-        self._clock_ahead = min(readings)[1]
 
     def _told(self, figures: Figures) -> None:
         short = {name: _rounded(value) for name, value in figures.items() if name != "series"}

@@ -34,6 +34,11 @@ class ResourceType:
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
 
+    def collection(self, namespace: str | None) -> str:
+        """The path of a collection of objects of this type."""
+        root = f"/apis/{self.group}" if self.group else "/api"
+        return f"{root}/{self.version}{f'/namespaces/{namespace}' if namespace else ''}/{self.plural}"
+
     @property
     def internal_group(self) -> str:
         return "" if self.core_inside else self.group

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import addons
+from tests.cluster.agents import SYSTEM
 from tests.cluster.components import DNS
 from tests.cluster.dns_load import ADDRESS
 from tests.cluster.footprint import bound, real_servers
@@ -15,7 +16,6 @@ from tests.cluster.machines import Cluster
 from tests.cluster.web import Web, pod, pod_spec
 from tests.lab.node_local_dns import LINK_LOCAL, untracked
 
-SYSTEM = ("--namespace", "kube-system")
 SERVERS = 2
 LOAD = Path(__file__).with_name("dns_load.py")
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.cluster import footprint, proxies, streams
+from tests.cluster.agents import SYSTEM
 from tests.cluster.footprint import Footprint
 from tests.cluster.installation import CHART, IMAGE, begin, rolls_out, upgrade
 from tests.cluster.machines import Cluster
@@ -42,7 +43,6 @@ NEIGHBOURS = (
     Neighbour(KUBE_PROXY, "nftables", one_by_one=True),
     Neighbour(KUBE_ROUTER, "", one_by_one=False),
 )
-SYSTEM = ("--namespace", "kube-system")
 LABEL = "kroute.io/service-proxy"
 LATE = 40
 """Seconds. It takes that long on a busy machine until one proxy has ended and the other has begun."""

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.apiserver.kubeconfig import write as write_kubeconfig
 from tests.apiserver.resources import BY_KIND
 from tests.lab import control_plane
 from tests.lab.hosts import Host
@@ -39,7 +40,7 @@ class ApiClient:
         self.node = node
         self._headers = {"Content-Type": "application/json"}
         self._tls: ssl.SSLContext | None = None
-        kubeconfig.write_text(json.dumps(_kubeconfig(f"http://{node.ip}:{PORT}")))
+        write_kubeconfig(kubeconfig, f"http://{node.ip}:{PORT}", {})
 
     def secure(self, directory: Path, key: Path) -> None:
         """Create a certificate, its key and a token, and write the files that clients need into `directory`."""
@@ -55,7 +56,7 @@ class ApiClient:
         (directory / "namespace").write_text("kube-system")
         self._headers["Authorization"] = f"Bearer {TOKEN}"
         self._tls = ssl.create_default_context(cafile=authority)
-        self.kubeconfig.write_text(json.dumps(_kubeconfig(f"https://{self.node.ip}:{PORT}", authority)))
+        write_kubeconfig(self.kubeconfig, f"https://{self.node.ip}:{PORT}", {"token": TOKEN}, authority)
 
     def create(self, item: Object) -> Object:
         """Create an object. Returns it as the server has stored it."""
@@ -210,23 +211,8 @@ class RealApiServer(ApiClient):
 
 def _collection(item: Object) -> str:
     """The path of the collection that an object is in."""
-    type_, namespace = BY_KIND[item["kind"]], item["metadata"].get("namespace")
-    group = f"/apis/{type_.group}" if type_.group else "/api"
-    return f"{group}/{type_.version}" + (f"/namespaces/{namespace}" if namespace else "") + f"/{type_.plural}"
+    return BY_KIND[item["kind"]].collection(item["metadata"].get("namespace"))
 
 
 def _path(item: Object) -> str:
     return f"{_collection(item)}/{item['metadata']['name']}"
-
-
-def _kubeconfig(url: str, authority: Path | None = None) -> Object:
-    """The content of a kubeconfig file. A server with an authority requires the token."""
-    cluster = {"server": url} if authority is None else {"server": url, "certificate-authority": str(authority)}
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "lab",
-        "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "lab"}}],
-        "clusters": [{"name": "lab", "cluster": cluster}],
-        "users": [{"name": "lab", "user": {} if authority is None else {"token": TOKEN}}],
-    }
