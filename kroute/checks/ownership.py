@@ -10,7 +10,7 @@ The rule, which docs/one-proxy.md explains to operators:
    tell, the proxy has ended after `Settings.take_over_after` seconds of silence.
 4. Then the node is the agent's: it adopts what the other proxy serves, goes live, and removes what is left.
 5. A proxy that comes to a node which the agent owns is a rival. The agent goes on, says so, and repairs what the rival
-   changes once a minute at most.
+   changes, at once and then once a minute at most.
 
 `--other-proxies ignore` leaves out all of it. `Ownership` decides and tells; it writes nothing to the kernel itself.
 """

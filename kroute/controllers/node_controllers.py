@@ -118,7 +118,7 @@ class NodeControllers:
             controller.stop()
 
     def restrain(self, is_rival: bool) -> None:
-        """Let repairs of what others change wait, while a rival service proxy writes the same objects."""
+        """Let all but the first repair of what others change wait, while a rival service proxy writes the same."""
         for controller in self.kernel_writers:
             controller.restrain(REPAIRS_APART if is_rival else 0.0)
 

@@ -5,9 +5,10 @@ desires for its own. So do sysctls, which it needs as well. Removed are kroute's
 the other proxy uses the link too. A proxy that has no source routes would never delete kroute's, so it gets the
 addresses with the kernel's own routes.
 
-A proxy that translates packets before IPVS sees them (kube-proxy in the modes iptables and nftables) has every new
-connection from its first rule on, and uses nothing of kroute's. Connections that are open go on through IPVS. When
-these have ended, everything of kroute's is removed.
+A proxy that translates packets before IPVS sees them (kube-proxy in the modes iptables and nftables) uses nothing of
+kroute's, and has every new connection once kroute's rules are gone, which keep VIPs from other programs. They go as
+soon as the proxy serves every VIP. Connections that are open go on through IPVS. When these have ended, everything else
+of kroute's is removed.
 """
 
 import asyncio
@@ -95,9 +96,19 @@ async def until_it_serves(proxy: OtherProxy, settings: Settings, wait: float) ->
 async def _is_due(proxy: OtherProxy, settings: Settings) -> bool:
     try:
         with StateDirectory.claim(settings.state_dir):
-            return (await look_back(proxy, settings)).is_due
+            return (await _begin(proxy, settings)).is_due
     except AnotherKrouteError:
         return False
+
+
+async def _begin(proxy: OtherProxy, settings: Settings) -> HandOver:
+    """Look, and remove kroute's rules once the other proxy translates what is for any VIP."""
+    plan = await look_back(proxy, settings)
+    if plan.translates and not plan.unserved:
+        async with open_what_stands(settings) as (_, _, firewalls):
+            for firewall in firewalls:
+                await firewall.remove(CleanupReport())
+    return plan
 
 
 async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Outcome:
@@ -107,7 +118,7 @@ async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Ou
     a link with the name of the dummy interface is then another proxy's.
     """
     with StateDirectory.claim(settings.state_dir) as state_dir:
-        plan = await look_back(proxy, settings)
+        plan = await _begin(proxy, settings)
         if plan.unserved and not force:
             raise RefusalError(
                 f"{proxy.name} does not serve {len(plan.unserved)} of kroute's addresses yet ({plan.unserved[0]}): "

@@ -229,11 +229,11 @@ class Controller(ABC):
         counters.resyncs += 1
 
     def restrain(self, seconds: float) -> None:
-        """Repair what others change at most once in so many seconds, while a rival writes the same objects.
+        """Repair what others change at once, and then at most once in so many seconds, while a rival writes the same.
 
         0 ends that. Changes of plans are still written at once.
         """
-        self._schedule.restraint = seconds
+        self._schedule.restrain(seconds)
         self.resync_soon()
         self.wake.set()
 

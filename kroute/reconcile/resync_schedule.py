@@ -66,6 +66,10 @@ class ResyncSchedule:
         self.restraint = 0.0
         """Seconds between two resyncs at least, whatever the reason for one; looks are left out meanwhile. 0: none."""
 
+    def restrain(self, seconds: float) -> None:
+        """Keep resyncs so far apart from now on; the first one may begin at once."""
+        self.restraint, self._last = seconds, -math.inf
+
     def next_due(self) -> float:
         """When the next look or resync is due."""
         if self.restraint:

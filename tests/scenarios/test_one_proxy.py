@@ -274,13 +274,14 @@ async def hands_back(made: Scene, agent: KrouteProcess, record: Callable[[str, o
 
     In the mode ipvs kube-proxy adopts kroute's virtual servers. In the mode iptables open connections go on through
     these, and the hand-over waits for their end. In the mode nftables kube-proxy itself removes them when it starts, so
-    that no connection goes on.
+    that no connection goes on, and new ones fail until the hand-over has seen its table.
     """
     hand_over = ("migrate", "--to", "kube-proxy", "--hand-over")
     if made.proxy.mode == "nftables":
         assert await agent.terminate() == 0
         made.proxy.deploy()
         await made.proxy.start()
+        await made.command(*hand_over, "--wait", "5m")
     else:
         async with traffic(made, record, f"{what}, the way back") as load:
             assert await agent.terminate() == 0
@@ -295,7 +296,7 @@ async def hands_back(made: Scene, agent: KrouteProcess, record: Callable[[str, o
                 assert "connections are still open" in refused.log.read_text()
             await load.goes_on(100)
     async with steady_load(made.ways, NEW_PER_SECOND) as load:
-        if made.proxy.mode != "ipvs":
+        if made.proxy.mode == "iptables":
             await made.command(*hand_over, "--wait", "5m")
         await load.goes_on(100)
     assert not load.failures, load.failures[:10]
@@ -409,7 +410,7 @@ async def test_a_kube_proxy_that_comes_later_is_reported_and_not_fought(
     """kroute goes on serving; it writes no object again that it has written, and repairs all when the rival ends.
 
     In the mode nftables kube-proxy removes IPVS's virtual servers when it starts, and with them the open connections.
-    New ones fail until it has written its table; from then on none may.
+    New ones fail until kroute has found it and repaired that; from then on none may.
     """
     async with scene(mode, None, is_running=False) as made:
         trace = tmp_path / "trace"
@@ -419,13 +420,15 @@ async def test_a_kube_proxy_that_comes_later_is_reported_and_not_fought(
         async def rival_comes() -> None:
             made.proxy.deploy()
             await made.proxy.start()
+            await eventually(lambda: has_metric(made, 'kroute_rival_proxy{proxy="kube-proxy"} 1'), within=60)
 
         if not streams:
             await rival_comes()
+            for way in made.ways:
+                await eventually(lambda way=way: way.client.http(way.address, way.port), within=60)
         async with traffic(made, record_property, f"a rival, {mode}", streams) as load:
             if streams:
                 await rival_comes()
-            await eventually(lambda: has_metric(made, 'kroute_rival_proxy{proxy="kube-proxy"} 1'), within=60)
             assert "RivalServiceProxy" in await made.status()
             before = len(writes(trace))
             await load.goes_on(500)

@@ -92,6 +92,7 @@ def _in_set(parameter: Parameter, packet: Packet, sets: Sets) -> bool:
 
 
 _MATCHES: Mapping[str, Callable[[Parameter, Packet, Sets], bool]] = {
+    "addrtype": lambda _, __, ___: True,
     "comment": lambda _, __, ___: True,
     "conntrack": lambda parameter, _, __: "NEW" in parameter.values[0].split(","),
     "mark": lambda parameter, packet, _: _has_mark(parameter, packet),

@@ -2,8 +2,9 @@
 
 **nat**: a packet is marked on its way in (PREROUTING, or OUTPUT for this node's own packets), while it still has the
 destination that the client used. What is for a VIP then passes no more rules of this table there: those of portmap
-would lead it to a host port. IPVS replaces the destination by a real server's address. On the way out (POSTROUTING)
-only the mark tells which packets to masquerade.
+would lead it to a host port. An address that is not bound yet is left to others: until then IPVS may not serve it, and
+another proxy's rules do. IPVS replaces the destination by a real server's address. On the way out (POSTROUTING) only
+the mark tells which packets to masquerade.
 
 **filter**: IPVS takes packets of pods and outside clients in the hook LOCAL_IN, after these rules. So the rules see
 such packets with the destination that the client used. IPVS takes packets of this node's own processes in LOCAL_OUT,
@@ -128,7 +129,9 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
                 f"{comment('the mark has done its duty')} -j MARK --set-xmark {mark}/0x0",
                 f"{comment(reasons.MARKED)} {translation} --random-fully",
             ],
-            "KROUTE-KEEP": [f"{comment(reasons.KEPT)} {in_set(family, AddressSet.VIP)} -j ACCEPT"],
+            "KROUTE-KEEP": [
+                f"-m addrtype --dst-type LOCAL {comment(reasons.KEPT)} {in_set(family, AddressSet.VIP)} -j ACCEPT"
+            ],
         },
         jumps=[
             ("PREROUTING", f"{comment(reasons.FROM_ELSEWHERE)} -j KROUTE-SERVICES"),

@@ -5,7 +5,8 @@ that by a real server's address. On the way out only the mark tells which packet
 first packet of a connection to all chains of type nat in the order of their priorities, and stops at the first that
 translates it. kroute's are a little before the standard ones, where most programs have theirs. So no program can keep a
 packet from being marked, and none translates what kroute masquerades. What is for a VIP is translated to the VIP
-itself, so that none leads it elsewhere, as portmap leads its host ports on every local address.
+itself, so that none leads it elsewhere, as portmap leads its host ports on every local address. An address that is not
+bound yet is left to others: until then IPVS may not serve it, and another proxy's rules do.
 
 **filter**: IPVS takes packets of pods and outside clients in the hook LOCAL_IN, after these rules. So the rules see
 such packets with the destination that the client used. IPVS takes packets of this node's own processes in LOCAL_OUT,
@@ -41,6 +42,7 @@ from kroute.firewall.nftables.statements import (
     not_from_local_pods,
     of_no_connection,
     of_protocol,
+    on_link,
     on_no_link,
     ping,
     refusals,
@@ -241,7 +243,7 @@ def _own_answers(family: Family) -> list[Rule]:
 def nat_chains(settings: Settings, family: Family, node: NodeFacts) -> list[ChainRules]:
     """Each chain is before those that jump to it."""
     before_ipvs, behind_ipvs = DESTINATION_NAT - BEFORE_OTHERS, SOURCE_NAT - BEFORE_OTHERS
-    kept = rule(reasons.KEPT, in_set(family, AddressSet.VIP), keep_destination(family))
+    kept = rule(reasons.KEPT, in_set(family, AddressSet.VIP), on_link(), keep_destination(family))
     return [
         ChainRules(Chain(MARK), _marking(settings, family, node)),
         ChainRules(

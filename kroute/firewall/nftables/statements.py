@@ -326,6 +326,11 @@ def on_no_link() -> Statement:
     return always("fib daddr type != local", *is_other)
 
 
+def on_link() -> Statement:
+    """Packets to an address that is on a link of the node."""
+    return always("fib daddr type local", fib_type_of_destination(AT), compare(AT, number(RouteType.LOCAL)))
+
+
 def has_protocol(protocol: int) -> tuple[bytes, ...]:
     return meta(AT, Meta.L4PROTO), compare(AT, bytes([protocol]))
 

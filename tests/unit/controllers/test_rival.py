@@ -1,4 +1,4 @@
-"""Beside a rival service proxy, what it changes is repaired once a minute at most, and plans are written at once."""
+"""What a rival changes is repaired at once, and then once a minute at most; plans are written at once all the while."""
 
 from pathlib import Path
 
@@ -34,6 +34,18 @@ async def test_no_object_is_written_again_more_than_once_a_minute(tmp_path: Path
         repairs += KEY in node.kernel.virtual_servers
         bindings += node.kernel.has_address(VIP)
     assert (repairs, bindings) == (300 / REPAIRS_APART, 300 / REPAIRS_APART)
+
+
+async def test_what_the_rival_has_changed_before_it_was_found_is_repaired_at_once(tmp_path: Path) -> None:
+    """kube-proxy removes every virtual server when it starts in the mode nftables, and kroute goes on serving."""
+    node = FakeNode(tmp_path)
+    await node.start(plan("a", 1, server(VIP, 80, "10.1.0.1")))
+    await node.resync()
+    ruin(node)
+    node.wiring.restrain(True)
+    await node.settle()
+    assert KEY in node.kernel.virtual_servers
+    assert node.kernel.has_address(VIP)
 
 
 async def test_without_a_rival_both_are_repaired_at_the_next_look(tmp_path: Path) -> None:
