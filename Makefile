@@ -2,8 +2,8 @@
 .PHONY: help demo test test-cluster e2e unit unit-arm64 fuzz nightly conformance bench lint docs lab cluster release clean
 
 PYTEST := .venv/bin/pytest
-# Tests wait for timers and processes, so one more runs at once than there are processors.
-WORKERS := $$(($$(nproc) + 1))
+# Tests wait for timers and processes, so more run at once than there are processors.
+WORKERS := $$(($$(nproc) + 2))
 # Options for pytest: make test ARGS='-k scheduler -x'
 ARGS ?=
 # Byte code is kept, whatever the shell says: rewriting the assertions of all tests takes longer than most tests.
@@ -19,9 +19,9 @@ test: ## run the tests, also those that send packets; of those that repeat other
 	@scripts/setup test
 	@$(PYTEST) $(ARGS)
 
-unit: ## run the tests that need no kernel and no browser, with a tenth of the examples of each property
+unit: ## run the tests that need no kernel, browser or kubectl, with a tenth of the examples of each property
 	@scripts/setup unit
-	@$(PYTEST) -o testpaths=tests/unit -n $(WORKERS) --dist worksteal --hypothesis-profile quick -m 'not lab and not browser and not machine and not shells and not prometheus and not release' $(ARGS)
+	@$(PYTEST) -o testpaths=tests/unit -n $(WORKERS) --dist worksteal --hypothesis-profile quick -m 'not lab and not browser and not kubectl and not machine and not shells and not prometheus and not release' $(ARGS)
 
 unit-arm64: ## run those in kernel, model and settings for arm64, in emulation of its processor
 	@scripts/setup arm64

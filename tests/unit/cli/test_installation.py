@@ -463,6 +463,7 @@ async def plugin(*arguments: object) -> int:
     return await asyncio.to_thread(call)
 
 
+@pytest.mark.kubectl
 class TestTransports:
     """One reader by kubectl and by kroute's own client."""
 

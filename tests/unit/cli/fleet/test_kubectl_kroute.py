@@ -27,6 +27,8 @@ from tests.unit.cli.fleet.cluster import BEHIND, Cluster, cluster
 
 ROOT = Path(__file__).parents[4]
 
+pytestmark = pytest.mark.kubectl
+
 
 @pytest.fixture
 async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
