@@ -261,20 +261,6 @@ async def test_a_network_that_somebody_has_deleted_is_no_failure(kernel: FakeKer
     assert standing(kernel) == {SECOND.element, OTHER}
 
 
-async def test_a_set_with_a_range_that_has_no_name_here_is_emptied_and_filled_again(
-    kernel: FakeKernel,
-) -> None:
-    firewall = await written(kernel)
-    await firewall.change_elements({FIRST: True, ALL: True})
-    kernel.refuse(lambda it: isinstance(it, DeleteElements) and ALL.element in it.elements, errno.ENOENT)
-    generation = kernel.nft.generation
-    assert await firewall.change_elements({ALL: False, SECOND: True}) == {}
-    assert kernel.nft.generation == generation + 1
-    expected = {FIRST.element, SECOND.element, OTHER}
-    assert standing(kernel) == expected
-    assert {it.element for it in await everything(firewall) if it.set is AddressSet.POD_NETWORK} >= expected
-
-
 async def test_a_full_set_takes_what_it_has_already_and_what_another_leaves_room_for(kernel: FakeKernel) -> None:
     firewall = await firewall_on(kernel, Room(first=2, most=2))
     await firewall.ensure_sets()

@@ -1,116 +1,131 @@
-"""Of the networks that are wanted, those stand that are in no other."""
+"""Of the networks that are wanted, those stand that are in no other: on a fake kernel, which refuses what overlaps."""
 
+import asyncio
 from ipaddress import ip_network
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.firewall.nftables.contents import Networks, outermost
+from kroute.firewall.nftables.contents import SetContents
+from kroute.firewall.nftables.names import DEFINITIONS, TABLES
+from kroute.firewall.sets import ROOM
+from kroute.kernel.nftables.objects import AddElements, AddSet, AddTable, FlushSet
+from kroute.model.addresses import Family
+from kroute.model.plan import AddressSet
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.nftables import FakeNftables
 
+WHICH = AddressSet.POD_NETWORK
+DEFINITION = DEFINITIONS[WHICH]
 ALL, HALF, QUARTER, BESIDE = "10.0.0.0/8", "10.128.0.0/9", "10.192.0.0/10", "11.0.0.0/8"
 NETWORKS = st.sampled_from(
     [str(net) for size in (29, 30, 31, 32) for net in ip_network("10.0.0.0/29").subnets(new_prefix=size)]
 )
 
 
-class Kernel:
-    """A set that refuses what overlaps, as nf_tables does."""
+class PodNetworks:
+    """The set of a family on a fake kernel of its own."""
 
-    def __init__(self) -> None:
-        self.elements: set[str] = set()
-        self.networks = Networks()
+    def __init__(self, family: Family = Family.IPV4) -> None:
+        self.family = family
+        self.table = TABLES[family]
+        self.kernel = FakeKernel()
+        self.nftables = FakeNftables(self.kernel)
+        self.contents = SetContents(self.nftables, ROOM)
 
-    def change(self, changes: dict[str, bool]) -> None:
-        edit = self.networks.edit(changes)
-        for network in edit.delete:
-            self.elements.remove(network)
-        for network in edit.add:
-            assert not any(ip_network(network).overlaps(ip_network(other)) for other in self.elements)
-            self.elements.add(network)
-        self.networks.settle(edit)
+    async def make(self) -> None:
+        await self.nftables.open()
+        sets = [AddSet(definition) for definition in DEFINITIONS.values()]
+        assert await self.nftables.transact(self.table, [AddTable(), *sets]) == []
 
-    def want(self, *networks: str) -> None:
-        self.change(dict.fromkeys(networks, True))
+    async def change(self, changes: dict[str, bool]) -> None:
+        wanted = {(network,): is_wanted for network, is_wanted in changes.items()}
+        assert await self.contents.change(self.family, {WHICH: wanted}) == {}
 
-    def drop(self, *networks: str) -> None:
-        self.change(dict.fromkeys(networks, False))
+    async def want(self, *networks: str) -> None:
+        await self.change(dict.fromkeys(networks, True))
+
+    async def drop(self, *networks: str) -> None:
+        await self.change(dict.fromkeys(networks, False))
+
+    async def replace(self, *networks: str) -> None:
+        """As another program does."""
+        there = AddElements(DEFINITION, tuple((network,) for network in networks))
+        changes = [FlushSet(DEFINITION.name), *([there] if networks else [])]
+        assert await self.nftables.transact(self.table, changes) == []
+
+    async def listed(self) -> set[str]:
+        """What a resync finds."""
+        parts = [part async for part in self.contents.all(self.family)]
+        return {str(entry.element[0]) for part in parts for entry in part if entry.set is WHICH}
 
     @property
     def standing(self) -> list[str]:
-        return sorted(self.elements)
+        return sorted(str(network) for (network,) in self.kernel.nft.tables[self.table].sets[DEFINITION.name].elements)
 
 
-def test_a_network_in_a_standing_one_is_written_when_that_one_goes() -> None:
-    kernel = Kernel()
-    kernel.want(ALL)
-    kernel.want(HALF, BESIDE)
-    assert kernel.standing == [ALL, BESIDE]
-    kernel.drop(ALL)
-    assert kernel.standing == [HALF, BESIDE]
+@pytest.fixture
+async def networks() -> PodNetworks:
+    found = PodNetworks()
+    await found.make()
+    return found
 
 
-def test_a_network_replaces_those_that_it_contains_in_one_edit() -> None:
-    kernel = Kernel()
-    kernel.want(HALF, BESIDE)
-    edit = kernel.networks.edit({ALL: True})
-    assert (edit.delete, edit.add) == ((HALF,), (ALL,))
+async def test_a_network_in_a_standing_one_is_written_when_that_one_goes(networks: PodNetworks) -> None:
+    await networks.want(ALL)
+    await networks.want(HALF, BESIDE)
+    assert networks.standing == [ALL, BESIDE]
+    await networks.drop(ALL)
+    assert networks.standing == [HALF, BESIDE]
 
 
-def test_of_three_one_in_another_the_next_larger_one_takes_the_place() -> None:
-    kernel = Kernel()
-    kernel.want(QUARTER, ALL, HALF)
-    kernel.drop(ALL)
-    assert kernel.standing == [HALF]
-    kernel.drop(QUARTER)
-    assert kernel.standing == [HALF]
+async def test_of_three_one_in_another_the_next_larger_one_takes_the_place(networks: PodNetworks) -> None:
+    await networks.want(QUARTER, ALL, HALF)
+    await networks.drop(ALL)
+    assert networks.standing == [HALF]
+    await networks.drop(QUARTER)
+    assert networks.standing == [HALF]
 
 
-def test_an_edit_that_is_not_settled_changes_nothing() -> None:
-    kernel = Kernel()
-    kernel.want(HALF)
-    kernel.networks.edit({ALL: True, HALF: False})
-    assert kernel.networks.wanted == {HALF}
+async def test_what_is_covered_counts_as_there_until_what_covers_it_is_gone(networks: PodNetworks) -> None:
+    await networks.want(ALL, HALF)
+    assert await networks.listed() == {ALL, HALF}
+    await networks.replace()
+    assert await networks.listed() == set()
 
 
-def test_what_is_covered_counts_as_there_until_what_covers_it_is_gone() -> None:
-    kernel = Kernel()
-    kernel.want(ALL, HALF)
-    kernel.networks.found(kernel.elements)
-    assert kernel.networks.wanted == {ALL, HALF}
-    kernel.elements.clear()
-    kernel.networks.found(kernel.elements)
-    assert kernel.networks.wanted == set()
-
-
-def test_a_network_that_another_program_has_added_goes_when_it_is_not_wanted() -> None:
-    kernel = Kernel()
-    kernel.want(HALF)
-    kernel.elements = {ALL}
-    kernel.networks.found(kernel.elements)
-    kernel.drop(ALL)
-    kernel.want(HALF)
-    assert kernel.standing == [HALF]
+async def test_a_network_that_another_program_has_added_goes_when_it_is_not_wanted(networks: PodNetworks) -> None:
+    await networks.want(HALF)
+    await networks.replace(ALL)
+    assert await networks.listed() == {ALL, HALF}
+    await networks.drop(ALL)
+    await networks.want(HALF)
+    assert networks.standing == [HALF]
 
 
 @given(st.lists(st.dictionaries(NETWORKS, st.booleans(), min_size=1, max_size=6), max_size=8))
 def test_after_any_changes_every_wanted_network_is_covered_and_no_other_address_is(
     steps: list[dict[str, bool]],
 ) -> None:
-    kernel, wanted = Kernel(), set[str]()
-    for changes in steps:
-        kernel.change(changes)
-        wanted = {it for it in wanted if changes.get(it, True)} | {it for it, is_there in changes.items() if is_there}
-        assert addresses(kernel.elements) == addresses(wanted)
-        assert kernel.networks.wanted == wanted
-        kernel.networks.found(set(kernel.elements))
-        assert kernel.networks.wanted == wanted, "a resync finds no drift"
+    async def change_and_compare() -> None:
+        networks, wanted = PodNetworks(), set[str]()
+        await networks.make()
+        for changes in steps:
+            await networks.change(changes)
+            wanted = {it for it in wanted if changes.get(it, True)} | {it for it, there in changes.items() if there}
+            assert addresses(networks.standing) == addresses(wanted)
+            assert await networks.listed() == wanted, "a resync finds no drift"
+
+    asyncio.run(change_and_compare())
 
 
-def addresses(networks: set[str]) -> set[object]:
+def addresses(networks: list[str] | set[str]) -> set[object]:
     return {address for it in networks for address in ip_network(it)}
 
 
-def test_the_whole_of_a_family_covers_everything_in_it() -> None:
-    assert outermost({"0.0.0.0/0", "0.0.0.0/32", "255.255.255.255/32"}) == {"0.0.0.0/0"}
-    assert outermost({"::/0", "fd00::/8"}) == {"::/0"}
-    assert outermost({"::/1", "8000::/1"}) == {"::/1", "8000::/1"}
+async def test_the_largest_network_of_a_family_covers_everything_in_it() -> None:
+    networks = PodNetworks(Family.IPV6)
+    await networks.make()
+    await networks.want("::/1", "8000::/1", "fd00::/8", "::/128")
+    assert networks.standing == ["8000::/1", "::/1"]
