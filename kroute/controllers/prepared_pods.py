@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
+from kroute.base.forwarding import TUNNEL
 from kroute.model.plan import ServicePlan, TunnelEnd, VirtualServer, VirtualServerKey
 
 Servers = Mapping[VirtualServerKey, VirtualServer]
@@ -43,7 +44,8 @@ class PreparedPods:
         unready = set(plan.tunnel_ends) - self.ready if self.ready is not None else ()
         if not unready:
             return servers
-        return {key: _without(unready, server) if server.is_tunnelled else server for key, server in servers.items()}
+        prepared = {key: _without(unready, server) for key, server in servers.items() if server.method == TUNNEL}
+        return {**servers, **prepared}
 
 
 def _without(unready: Collection[TunnelEnd], server: VirtualServer) -> VirtualServer:

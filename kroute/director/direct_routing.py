@@ -6,9 +6,7 @@ removed before them.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-
-import msgspec
+from collections.abc import Iterable, Sequence
 
 from kroute.controllers.ipvs.sysctls import SYSCTLS as NODE_SYSCTLS
 from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls
@@ -18,23 +16,7 @@ from kroute.director import synchronization
 from kroute.director.addresses import UNBOUND, DirectorAddresses
 from kroute.director.settings import DirectorSettings
 from kroute.director.synchronization import Synchronization
-from kroute.kernel.clients import AddressClient, EventSource, SyncDaemonClient, VirtualServerTable
-from kroute.kernel.errors import Failure
-from kroute.kernel.ipvs.objects import (
-    DIRECT_ROUTING,
-    MASQUERADING,
-    AddRealServer,
-    IpvsChange,
-    OptionsByServer,
-    RealServerKey,
-    RealServerState,
-    SetRealServer,
-    StatesByServer,
-    TrafficByServer,
-    VirtualServerState,
-)
-from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
-from kroute.kernel.ipvs.outlines import Outlines
+from kroute.kernel.clients import AddressClient, EventSource, SyncDaemonClient
 from kroute.kernel.net.addresses import UnbindAddress
 from kroute.kernel.net.announcements import Announcer
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
@@ -89,8 +71,7 @@ class DirectRouting(Controller):
             interface=settings.vip_interface,
             lifetime=settings.lease.duration,
         )
-        ipvs = _DirectIpvs(kernel.ipvs)
-        self._servers = VirtualServers(shared, self.status, ipvs, kernel.sysctls, ledger, suspect=lambda _: None)
+        self._servers = VirtualServers(shared, self.status, kernel.ipvs, kernel.sysctls, ledger, suspect=lambda _: None)
         self._leading: bool | None = None
         self._has_decided = False
         self._has_withdrawn = asyncio.Event()
@@ -200,53 +181,6 @@ class DirectRouting(Controller):
 def _is_held(_key: VirtualServerKey) -> bool:
     """Whether a virtual server must wait: never, since a director has no rules that must know a port first."""
     return False
-
-
-_AS_PLANNED = {DIRECT_ROUTING: MASQUERADING, MASQUERADING: DIRECT_ROUTING}
-"""What plans call the kernel's methods: they know of masquerading alone, so that is what would be wrong here."""
-
-
-class _DirectIpvs:
-    """IPVS as a director uses it: what plans call masquerading is direct routing (`ipvsadm -g`)."""
-
-    def __init__(self, ipvs: VirtualServerTable) -> None:
-        self._ipvs = ipvs
-
-    async def scan(
-        self, expected: Collection[KernelKey] = ()
-    ) -> AsyncIterator[list[tuple[KernelKey, VirtualServerState]]]:
-        async for part in self._ipvs.scan(expected):
-            yield [(key, state._replace(real_servers=_as_planned(state.real_servers))) for key, state in part]
-
-    async def real_servers(self, keys: Sequence[KernelKey]) -> StatesByServer:
-        return {key: _as_planned(there) for key, there in (await self._ipvs.real_servers(keys)).items()}
-
-    async def ipv4_real_servers(self, keys: Sequence[KernelKey]) -> StatesByServer:
-        return {key: _as_planned(there) for key, there in (await self._ipvs.ipv4_real_servers(keys)).items()}
-
-    async def options(self, keys: Sequence[KernelKey]) -> OptionsByServer:
-        return await self._ipvs.options(keys)
-
-    async def outlines(self) -> Outlines:
-        return await self._ipvs.outlines()
-
-    async def real_server_traffic(self, keys: Sequence[KernelKey]) -> TrafficByServer:
-        return await self._ipvs.real_server_traffic(keys)
-
-    async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
-        """Write the changes in order. The change of a failure is the one in direct-routing mode."""
-        return await self._ipvs.write([_directly_routed(change) for change in changes])
-
-
-def _directly_routed(change: IpvsChange) -> IpvsChange:
-    """The same change in direct-routing mode."""
-    if isinstance(change, AddRealServer | SetRealServer):
-        return msgspec.structs.replace(change, method=DIRECT_ROUTING)
-    return change
-
-
-def _as_planned(there: Mapping[RealServerKey, RealServerState]) -> dict[RealServerKey, RealServerState]:
-    return {key: real._replace(method=_AS_PLANNED.get(real.method, real.method)) for key, real in there.items()}
 
 
 async def undo(ledger: Ledger, ipvs: SyncDaemonClient, addresses: AddressClient, report: CleanupReport) -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kroute.base.forwarding import DIRECT_ROUTING
 from kroute.model.addresses import Family, canonical, family_of
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Node, ObjectKey, Service, ServicePort, ServiceSpec, ServiceStatus
@@ -223,7 +224,7 @@ class _Directed:
             if server.slow_start:
                 known = yield from in_steps(known)
             self._real_servers[question] = known
-        return msgspec.structs.replace(server, real_servers=known, ejection=None)
+        return msgspec.structs.replace(server, real_servers=known, ejection=None, method=DIRECT_ROUTING)
 
     def _weigh(self, family: Family, port: PortKey, candidates: Candidates, scheduler: str) -> Steps[list[int]]:
         """The weight of each candidate."""

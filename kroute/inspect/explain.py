@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import msgspec
 
+from kroute.base.forwarding import TUNNEL
 from kroute.base.wording import host_port
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled_on
 from kroute.firewall.packet_trace import Ending, Packet, Rules, SourceChoice
@@ -19,7 +20,7 @@ from kroute.firewall.reasons import IN_WORDS
 from kroute.firewall.sets import Sets
 from kroute.inspect.planned_state import PlannedState
 from kroute.inspect.snapshot import RealServerView
-from kroute.kernel.ipvs.objects import TUNNEL, RealServerKey, VirtualServerState
+from kroute.kernel.ipvs.objects import RealServerKey, VirtualServerState
 from kroute.kernel.net.routes import RouteLookup, Way
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.addresses import Family, family_of

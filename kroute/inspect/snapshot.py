@@ -5,11 +5,12 @@ from typing import ClassVar
 
 import msgspec
 
+from kroute.base.forwarding import MASQUERADING
 from kroute.base.schedulers import flag_words
 from kroute.base.wording import host_port
 from kroute.firewall.backend import Choice
 from kroute.firewall.sets import SetFill
-from kroute.kernel.ipvs.objects import MASQUERADING, RealServerState, Traffic, VirtualServerKey, VirtualServerState
+from kroute.kernel.ipvs.objects import RealServerState, Traffic, VirtualServerKey, VirtualServerState
 from kroute.model.document import Document, View
 from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer
 from kroute.reconcile.comparison.virtual_servers import (
@@ -18,7 +19,6 @@ from kroute.reconcile.comparison.virtual_servers import (
     condition_of,
     is_climbing,
     is_ejected,
-    method_of,
     missing_real_servers,
     options_of,
     real_server_condition,
@@ -174,7 +174,7 @@ def _planned_row(service: str, planned: VirtualServer, state: VirtualServerState
         elif is_ejected(planned, weight, real.weight):
             real.state = Condition.EJECTED
     row.real_servers += [
-        RealServerRow(each.address, each.port, each.weight, 0, 0, Condition.MISSING, method_of(planned))
+        RealServerRow(each.address, each.port, each.weight, 0, 0, Condition.MISSING, planned.method)
         for each in missing_real_servers(planned.real_servers, shown.real_servers)
     ]
     return row

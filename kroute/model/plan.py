@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import msgspec
 
+from kroute.base.forwarding import MASQUERADING
 from kroute.base.wording import host_port
 from kroute.model.addresses import Family, family_of
 from kroute.model.node_facts import NodeFacts
@@ -73,7 +74,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A desired IPVS virtual server. `flags` are the kernel's `IP_VS_SVC_F_SCHED1..3` bits.
 
     `slow_start` is for how many seconds the weight of a new real server climbs; 0: it has its whole weight at once.
-    `is_tunnelled`: packets go to the real servers in a tunnel, as they are, and not with another destination.
+    `method`: how packets are forwarded to the real servers (`kroute/base/forwarding.py`).
     `ejection`: whether real servers are ejected that do not answer; None: they are not.
     """
 
@@ -83,7 +84,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     persistence: Persistence | None
     real_servers: tuple[RealServer, ...]
     slow_start: int = 0
-    is_tunnelled: bool = False
+    method: str = MASQUERADING
     ejection: Ejection | None = None
 
     def sharing_parts_of(self, before: "VirtualServer | None") -> "VirtualServer":

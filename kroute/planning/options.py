@@ -87,12 +87,10 @@ class Options(msgspec.Struct, frozen=True):
         """The flags of the scheduler, in the kernel's bits."""
         return _usual_flags(self.scheduler_flags, self.scheduler) if self.chosen_flags is None else self.chosen_flags
 
-    def virtual_server(
-        self, key: VirtualServerKey, real_servers: tuple[RealServer, ...], *, is_tunnelled: bool = False
-    ) -> VirtualServer:
+    def virtual_server(self, key: VirtualServerKey, real_servers: tuple[RealServer, ...], method: str) -> VirtualServer:
         """The virtual server with these options."""
         persistence = self.persistence_for(key.address)
-        return VirtualServer(key, self.scheduler, self.flags, persistence, real_servers, is_tunnelled=is_tunnelled)
+        return VirtualServer(key, self.scheduler, self.flags, persistence, real_servers, method=method)
 
     def persistence_for(self, address: str) -> Persistence | None:
         """The persistence of a virtual server on this address, or None."""

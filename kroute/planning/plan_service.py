@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from kroute.base.forwarding import MASQUERADING, TUNNEL
 from kroute.base.schedulers import SCHEDULERS
 from kroute.model.addresses import Family, family_of
 from kroute.model.node_facts import NodeFacts
@@ -119,7 +120,8 @@ def _serving(
             units = 0
         if units:
             yield units
-        server = options.virtual_server(key, backends.real_servers, is_tunnelled=backends.is_direct)
+        method = TUNNEL if backends.is_direct else MASQUERADING
+        server = options.virtual_server(key, backends.real_servers, method)
         for feature in features:
             server = feature.virtual_server(server)
             for more in parts(feature.entries(frontend)):

@@ -4,10 +4,10 @@ import errno
 import struct
 from collections.abc import AsyncIterator, Collection, Sequence
 
+from kroute.base.forwarding import MASQUERADING
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipvs.objects import (
     FLAG_PERSISTENT,
-    MASQUERADING,
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,

@@ -9,13 +9,11 @@ import socket
 
 import pytest
 
+from kroute.base.forwarding import DIRECT_ROUTING, MASQUERADING, TUNNEL
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import AddEntry, DeleteEntry, SetChange, SetDefinition
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.kernel.ipvs.objects import (
-    DIRECT_ROUTING,
-    MASQUERADING,
-    TUNNEL,
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,

@@ -19,7 +19,7 @@ from kroute.kernel.ipvs.objects import (
     SetVirtualServer,
 )
 from kroute.model.plan import Protocol, RealServer, VirtualServer
-from kroute.reconcile.comparison.virtual_servers import is_served_out, method_of, options_of, planned_key
+from kroute.reconcile.comparison.virtual_servers import is_served_out, options_of, planned_key
 
 
 class Edit(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ def only_takes_away(applied: VirtualServer | None, desired: VirtualServer) -> bo
         return False
     if not desired.real_servers:
         return True
-    is_alike = options_of(applied) == options_of(desired) and applied.is_tunnelled == desired.is_tunnelled
+    is_alike = options_of(applied) == options_of(desired) and applied.method == desired.method
     return is_alike and set(desired.real_servers) <= set(applied.real_servers)
 
 
@@ -81,7 +81,7 @@ def edit(
     leaving = [real_server for real_server in before if real_server not in after]
     if desired.key.protocol != Protocol.TCP:
         return Edit(changes + [DeleteRealServer(desired.key, real_server) for real_server in leaving], [], moved)
-    method = method_of(applied or desired)
+    method = (applied or desired).method
     changes += [SetRealServer(desired.key, real_server, 0, method) for real_server in leaving]
     return Edit(changes, leaving, moved)
 
@@ -99,17 +99,16 @@ def _additions(
         changes.append(AddVirtualServer(key, options_of(desired)))
     elif options_of(applied) != options_of(desired):
         changes.append(SetVirtualServer(key, options_of(desired)))
-    method = method_of(desired)
-    is_other_way = applied is not None and applied.is_tunnelled != desired.is_tunnelled
+    is_other_way = applied is not None and applied.method != desired.method
     changes += placements
     placed = {change.real_server for change in placements}
     for real_server, weight in _weights(desired.real_servers).items():
         if real_server in placed:
             continue
         if real_server not in before and real_server not in draining:
-            changes.append(AddRealServer(key, real_server, weight, method))
+            changes.append(AddRealServer(key, real_server, weight, desired.method))
         elif before.get(real_server) != weight or is_other_way:
-            changes.append(SetRealServer(key, real_server, weight, method))
+            changes.append(SetRealServer(key, real_server, weight, desired.method))
     return changes
 
 

@@ -30,7 +30,7 @@ from kroute.kernel.ipvs.objects import (
 )
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import VirtualServer, VirtualServerKey
-from kroute.reconcile.comparison.virtual_servers import in_order_of_addition, method_of, options_of, planned_key
+from kroute.reconcile.comparison.virtual_servers import in_order_of_addition, options_of, planned_key
 
 ENDS_CONNECTIONS = "net.ipv4.vs.expire_nodest_conn"
 
@@ -147,7 +147,7 @@ def place(desired: VirtualServer, there: There) -> list[AddRealServer | DeleteRe
             continue
         if index is not None:
             changes.append(DeleteRealServer(desired.key, real_server))
-        changes.append(AddRealServer(desired.key, real_server, weight, method_of(desired)))
+        changes.append(AddRealServer(desired.key, real_server, weight, desired.method))
     return changes
 
 

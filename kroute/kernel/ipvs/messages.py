@@ -11,12 +11,10 @@ from functools import lru_cache
 from ipaddress import IPv4Network
 from socket import AF_INET, AF_INET6, inet_pton
 
+from kroute.base.forwarding import DIRECT_ROUTING, MASQUERADING, TUNNEL
 from kroute.kernel.ipvs.objects import (
-    DIRECT_ROUTING,
     FLAG_PERSISTENT,
-    MASQUERADING,
     OPTION_FLAGS,
-    TUNNEL,
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,

@@ -3,6 +3,7 @@
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
+from kroute.base.forwarding import MASQUERADING
 from kroute.base.wording import host_port
 from kroute.kernel.errors import Change
 
@@ -18,12 +19,6 @@ FLAG_ONE_PACKET = 0x4
 FLAG_SCHEDULER_1 = 0x8
 FLAG_SCHEDULER_2 = 0x10
 FLAG_SCHEDULER_3 = 0x20
-MASQUERADING = "Masq"
-"""The forwarding method, in the kernel's word, that replaces a packet's destination by the real server's address."""
-DIRECT_ROUTING = "Route"
-"""The forwarding method that sends a packet unchanged to the real server's MAC address. Answers bypass this machine."""
-TUNNEL = "Tunnel"
-"""The forwarding method that sends a packet unchanged to the real server in another one (IP in IP)."""
 OPTION_FLAGS = FLAG_ONE_PACKET | FLAG_SCHEDULER_1 | FLAG_SCHEDULER_2 | FLAG_SCHEDULER_3
 """The flags that can be chosen. The kernel also keeps FLAG_PERSISTENT, which the timeout implies, and a private one."""
 

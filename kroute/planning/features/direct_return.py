@@ -7,6 +7,7 @@ what is looked at is the same for all, but for the setting. `kroute.controllers.
 
 import msgspec
 
+from kroute.base.forwarding import TUNNEL
 from kroute.model.plan import AddressSet, Problem, Protocol, ServicePlan, TunnelEnd
 from kroute.planning.endpoints import LOCAL
 from kroute.planning.features.step import Backends, FeatureStep, PlanInputs
@@ -108,7 +109,7 @@ def forwarding_of(frontend: Frontend, plan: ServicePlan) -> str:
     """How packets to a frontend reach the pods, and why so; empty unless the Service asks for direct return there."""
     if frontend.kind not in _KINDS:
         return ""
-    if any(server.is_tunnelled for server in plan.virtual_servers if server.key == frontend.key):
+    if any(server.method == TUNNEL for server in plan.virtual_servers if server.key == frontend.key):
         return f"in a tunnel to the pod, which answers the client itself (annotation {_ROW.name})"
     for problem in plan.problems:
         if problem.reason == _REASON:

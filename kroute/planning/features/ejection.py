@@ -5,6 +5,7 @@ The plan says which virtual servers have it, and after what times; `kroute.contr
 
 import msgspec
 
+from kroute.base.forwarding import TUNNEL
 from kroute.base.schedulers import FALLBACK, SCHEDULER_FLAGS, SCHEDULERS_BY_ORDER
 from kroute.model.plan import Ejection, Protocol, VirtualServer, quoted
 from kroute.planning.features.step import FeatureStep, PlanInputs
@@ -25,7 +26,7 @@ class Ejecting(msgspec.Struct, FeatureStep, frozen=True):
 
     def virtual_server(self, server: VirtualServer) -> VirtualServer:
         """The virtual server with it. Answers from behind a tunnel do not pass the node: there, none is ejected."""
-        if server.key.protocol != Protocol.TCP or server.is_tunnelled:
+        if server.key.protocol != Protocol.TCP or server.method == TUNNEL:
             return server
         return msgspec.structs.replace(server, ejection=self.ejection)
 

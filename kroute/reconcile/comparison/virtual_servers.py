@@ -12,23 +12,18 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+from kroute.base.forwarding import DIRECT_ROUTING, MASQUERADING, TUNNEL
 from kroute.base.schedulers import SCHEDULERS_BY_ORDER, SCHEDULERS_WITH_FLAGS
-from kroute.kernel.ipvs.objects import (
-    DIRECT_ROUTING,
-    MASQUERADING,
-    TUNNEL,
-    RealServerKey,
-    RealServerState,
-    VirtualServerOptions,
-    VirtualServerState,
-)
+from kroute.kernel.ipvs.objects import RealServerKey, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
 
 WRONG_METHOD = -1
 """In the terms of plans, the weight of a real server with another forwarding method than planned. No plan has it."""
-_WRONG_METHODS = {False: frozenset({TUNNEL, DIRECT_ROUTING}), True: frozenset({MASQUERADING, DIRECT_ROUTING})}
-"""The forwarding methods that a real server must not have, by whether its virtual server is tunnelled."""
+_METHODS = (TUNNEL, MASQUERADING, DIRECT_ROUTING)
+"""The forwarding methods of plans. The first that any real server has counts as the virtual server's."""
+_WRONG_METHODS = {method: {*_METHODS} - {method} for method in _METHODS}
+"""The forwarding methods that a real server must not have, by the method of its virtual server."""
 
 
 class Condition(StrEnum):
@@ -129,8 +124,9 @@ def in_terms_of_plans(
     If the scheduler goes by their order, they are in the order of their addition.
     """
     options = applied.options
-    is_tunnelled = any(real.method == TUNNEL for key, real in applied.real_servers.items() if key not in draining)
-    wrong = _WRONG_METHODS[is_tunnelled]
+    methods = {real.method for key, real in applied.real_servers.items() if key not in draining}
+    method = next((each for each in _METHODS if each in methods), MASQUERADING)
+    wrong = _WRONG_METHODS[method]
     real_servers = [
         RealServer(*key, real.weight if real.method not in wrong else WRONG_METHOD)
         for key in in_order_of_addition(applied.real_servers)
@@ -144,7 +140,7 @@ def in_terms_of_plans(
         if options.persistence_timeout
         else None,
         real_servers=tuple(real_servers if options.scheduler in SCHEDULERS_BY_ORDER else sorted(real_servers)),
-        is_tunnelled=is_tunnelled,
+        method=method,
     )
 
 
@@ -152,7 +148,7 @@ def matches_exactly(applied: VirtualServerState, desired: VirtualServer) -> bool
     """Whether the kernel has exactly what is desired, with nothing that drains. Quicker than `in_terms_of_plans`."""
     if len(applied.real_servers) != len(desired.real_servers):
         return False
-    wrong = _WRONG_METHODS[desired.is_tunnelled]
+    wrong = _WRONG_METHODS[desired.method]
     for address, port, weight in desired.real_servers:
         real = applied.real_servers.get((address, port))
         if real is None or real.weight != weight or real.method in wrong:
@@ -169,7 +165,7 @@ def has_real_servers(
 
     A real server of `draining` that has a weight does not drain: another program has given it that weight.
     """
-    wrong = _WRONG_METHODS[server.is_tunnelled]
+    wrong = _WRONG_METHODS[server.method]
     serving = {
         key: real.weight if real.method not in wrong else WRONG_METHOD
         for key, real in applied.items()
@@ -223,7 +219,7 @@ def agrees(applied: VirtualServer, desired: VirtualServer, draining: Collection[
     return applied == desired or (
         len(applied.real_servers) == len(desired.real_servers)
         and options_of(applied) == options_of(desired)
-        and (applied.is_tunnelled == desired.is_tunnelled or not applied.real_servers)
+        and (applied.method == desired.method or not applied.real_servers)
         and in_order(applied.real_servers) == in_order(desired.real_servers)
     )
 
@@ -289,17 +285,12 @@ def _differing_real_servers(
     ]
 
 
-def method_of(server: VirtualServer) -> str:
-    """How the kernel should forward to all of its real servers."""
-    return TUNNEL if server.is_tunnelled else MASQUERADING
-
-
 def _differing_methods(wanted: VirtualServer, applied: Mapping[RealServerKey, RealServerState]) -> list[str]:
     """A sentence for each planned real server that the kernel forwards to in another way."""
-    wrong = _WRONG_METHODS[wanted.is_tunnelled]
+    wrong = _WRONG_METHODS[wanted.method]
     planned = {(server.address, server.port) for server in wanted.real_servers}
     return [
-        f"real server {address}:{port} is forwarded to by {applied[address, port].method}, not {method_of(wanted)}"
+        f"real server {address}:{port} is forwarded to by {applied[address, port].method}, not {wanted.method}"
         for address, port in sorted(planned & applied.keys())
         if applied[address, port].method in wrong
     ]

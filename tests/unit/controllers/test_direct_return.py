@@ -8,6 +8,7 @@ from socket import AF_INET
 import msgspec
 import pytest
 
+from kroute.base.forwarding import TUNNEL
 from kroute.controllers.direct_return import LINGER, LONGEST_PASS, DirectReturn
 from kroute.firewall.backend import firewall_of
 from kroute.kernel.net.steering import Steer
@@ -21,7 +22,7 @@ POD, OTHER, REMOTE = "10.1.0.1", "10.1.0.2", "10.9.0.1"
 def direct(generation: int, *pods: str, local: tuple[str, ...] = (POD,)) -> ServicePlan:
     """The plan of a Service whose pods answer from VIP; `local` are those of this node."""
     ordinary = plan("web", generation, server(VIP, 80, *pods))
-    tunnelled = msgspec.structs.replace(ordinary.virtual_servers[0], is_tunnelled=True)
+    tunnelled = msgspec.structs.replace(ordinary.virtual_servers[0], method=TUNNEL)
     ends = tuple(TunnelEnd(it, VIP) for it in local)
     return msgspec.structs.replace(
         ordinary, virtual_servers=(tunnelled,), vips=(), direct_vips=(VIP,), tunnel_ends=ends

@@ -11,6 +11,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kroute.base.forwarding import TUNNEL
 from kroute.model.plan import AddressSet, ServicePlan, SetEntry, TunnelEnd
 from tests.examples import examples
 from tests.unit.fake_node import FakeNode, plan, server
@@ -48,7 +49,7 @@ def wanted(wish: Wish, generation: int) -> ServicePlan:
         return made
     return msgspec.structs.replace(
         made,
-        virtual_servers=(msgspec.structs.replace(made.virtual_servers[0], is_tunnelled=True),),
+        virtual_servers=(msgspec.structs.replace(made.virtual_servers[0], method=TUNNEL),),
         vips=(),
         direct_vips=(vip,),
         tunnel_ends=tuple(TunnelEnd(it, vip) for it in pods if it in PODS[name]),

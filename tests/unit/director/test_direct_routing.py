@@ -8,12 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kroute.base.forwarding import DIRECT_ROUTING, MASQUERADING
 from kroute.director.direct_routing import DirectRouting
 from kroute.director.settings import DirectorSettings, LeaseSettings
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.objects import (
-    DIRECT_ROUTING,
-    MASQUERADING,
     AddVirtualServer,
     DeleteRealServer,
     IpvsChange,
@@ -131,7 +130,7 @@ def plan(name: str = "web", *nodes: str, generation: int = 1, vip: str = VIP, we
     return ServicePlan(
         ObjectKey("default", name),
         generation,
-        virtual_servers=(VirtualServer(key, "wrr", 0, None, reals),),
+        virtual_servers=(VirtualServer(key, "wrr", 0, None, reals, method=DIRECT_ROUTING),),
         vips=(Vip(vip, None),),
     )
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
+from kroute.base.forwarding import DIRECT_ROUTING
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.plan import director_node
 from kroute.director.wiring import machine_facts
@@ -173,6 +174,11 @@ def test_in_a_slow_start_the_weights_of_nodes_have_steps_to_climb_as_on_a_node()
     annotations |= {"service.director-weight": "endpoints"}
     plan = only(catalog(service(annotations), *slices("n1", "n1", "n2"), *NODES).plan_marked())
     assert real_servers(plan) == {"10.0.0.1": 40, "10.0.0.2": 20, "10.0.0.3": 0}
+
+
+def test_packets_are_routed_directly_to_the_nodes_even_with_direct_return_there() -> None:
+    plan = only(catalog(service({"kube-router.io/service.dsr": "tunnel"}), *NODES).plan_marked())
+    assert {it.method for it in plan.virtual_servers} == {DIRECT_ROUTING}
 
 
 def test_scheduler_and_persistence_are_those_of_the_nodes() -> None:

@@ -5,11 +5,12 @@ from contextlib import redirect_stdout
 
 import pytest
 
+from kroute.base.forwarding import TUNNEL
 from kroute.cli.explain import print_explanations
 from kroute.cli.terminal.screen import Screen
 from kroute.firewall.iptables.rules import family_rules
 from kroute.inspect.explain import AppliedState, Client, Explanation, ExplanationList, Fate, judge
-from kroute.kernel.ipvs.objects import TUNNEL, RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.routes import Way
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts

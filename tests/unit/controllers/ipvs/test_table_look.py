@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from kroute.base.forwarding import DIRECT_ROUTING, TUNNEL
 from kroute.controllers.ipvs import table_look
 from kroute.controllers.ipvs.table_look import LEAST_A_LOOK, LEAST_OF_IPV4, TableLook
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import (
-    DIRECT_ROUTING,
-    TUNNEL,
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kroute.base.forwarding import TUNNEL
 from kroute.model.objects import Endpoint
 from kroute.model.plan import AddressSet, ServicePlan, TunnelEnd
 from kroute.planning.address_owners import AddressOwners
@@ -23,7 +24,7 @@ def make(
 
 
 def tunnelled(plan: ServicePlan) -> set[str]:
-    return {it.key.address for it in plan.virtual_servers if it.is_tunnelled}
+    return {it.key.address for it in plan.virtual_servers if it.method == TUNNEL}
 
 
 def test_pods_answer_from_external_addresses_and_nodes_from_all_others() -> None:
