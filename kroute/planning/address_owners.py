@@ -3,16 +3,15 @@
 A cluster has thousands of Nodes and thousands of external addresses, so neither look-up walks through all.
 """
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Set
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
-from typing import Generic, TypeAlias, TypeVar
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Iterator
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
 
 from kroute.model.addresses import Family, canonical, family_of
 from kroute.model.objects import Node, ObjectKey, Service
+from kroute.planning.index import Index
 from kroute.planning.options import SKIP_LOAD_BALANCER_IPS, alone
-
-K = TypeVar("K")
 
 MOST_ADDRESSES = 1000
 """External IPs of one Service that are looked at, and as many addresses of its load balancer."""
@@ -20,11 +19,18 @@ MOST_ADDRESSES = 1000
 API_SERVER = ObjectKey("default", "kubernetes")
 """The Service whose endpoints are the API servers: the API server writes it itself."""
 
-Network: TypeAlias = IPv4Network | IPv6Network
-
 _SHORTEST = {4: 16, 6: 48}
 """Prefix lengths. A network that is larger is no Node's pod network: kube-controller-manager gives out smaller ones."""
+_BITS = {4: 32, 6: 128}
 _NO_CLUSTER_IP = frozenset({"", "None"})
+
+
+class _Prefix(NamedTuple):
+    """A network: its IP version, and the first `length` bits of its addresses as a number."""
+
+    version: int
+    length: int
+    number: int
 
 
 class AddressOwners:
@@ -36,27 +42,37 @@ class AddressOwners:
 
     def __init__(self, *, shared: bool = False) -> None:
         self._follows_sharing = shared
-        self._nodes: _Index[str] = _Index()
-        self._cluster_ips: _Index[ObjectKey] = _Index()
-        self._external_ips: _Index[ObjectKey] = _Index()
-        self._external_in_order = _SortedAddresses()
-        self._pod_networks = _PodNetworks()
+        self._nodes = Index[str, str]()
+        self._cluster_ips = Index[ObjectKey, str]()
+        self._external_ips = Index[ObjectKey, str]()
+        self._external_in_order: list[tuple[int, int, str]] = []
+        """The version, number and text of each external address, sorted: those in a network are found by bisection."""
+        self._pod_networks = Index[str, _Prefix]()
+        """The networks of each Node (`spec.podCIDRs`). A kubelet may write them while they are empty, so it may lie."""
         self._api_servers: frozenset[str] = frozenset()
 
     def place_node(self, name: str, node: Node | None) -> set[ObjectKey]:
         """Take a Node's InternalIPs and ExternalIPs, and the networks of its pods; None: it is gone."""
         addresses = node.status.addresses or () if node is not None else ()
         pod_cidrs = node.spec.pod_cidrs or () if node is not None else ()
-        changed = self._nodes.put(name, [one.address for one in addresses if one.type.endswith("IP")])
-        networks = self._pod_networks.put(name, pod_cidrs)
-        within = (address for network in networks for address in self._external_in_order.within(network))
+        changed = self._nodes.put(name, _canonical(one.address for one in addresses if one.type.endswith("IP")))
+        networks = self._pod_networks.put(name, filter(None, map(_parsed, pod_cidrs)))
+        within = (address for network in networks for address in self._external_within(network))
         return self.naming({*changed, *within})
 
     def place_service(self, key: ObjectKey, service: Service | None) -> set[ObjectKey]:
         """Take a Service's addresses; None: it is gone."""
-        sharers = self._set_external(key, external_ips(service) if service is not None else ())
-        inside = cluster_ips(service) if service is not None else ()
-        return sharers | self.naming(self._cluster_ips.put(key, inside))
+        outside, inside = (external_ips(service), cluster_ips(service)) if service is not None else ((), ())
+        affected: set[ObjectKey] = set()
+        for address in self._external_ips.put(key, _canonical(outside)):
+            owners = self._external_ips.owners(address)
+            if owners == (key,):
+                insort(self._external_in_order, _in_order(address))
+            elif not owners:
+                del self._external_in_order[bisect_left(self._external_in_order, _in_order(address))]
+            if self._follows_sharing and len(owners) <= 2:
+                affected.update(owners)
+        return affected | self.naming(self._cluster_ips.put(key, _canonical(inside)))
 
     def place_api_servers(self, addresses: frozenset[str]) -> set[ObjectKey]:
         """Take the endpoints of the Service `API_SERVER`: what connections to its ClusterIP go to."""
@@ -71,8 +87,16 @@ class AddressOwners:
         return self._nodes.owners(address)
 
     def node_of_pods(self, address: str) -> str | None:
-        """The Node in whose pod network this address is."""
-        return self._pod_networks.owner(address)
+        """The Node in whose pod network this (canonical) address is."""
+        if not self._pod_networks.all_owners():
+            return None
+        parsed = ip_address(address)
+        number, version = int(parsed), parsed.version
+        bits = _BITS[version]
+        prefixes = (
+            _Prefix(version, length, number >> (bits - length)) for length in range(_SHORTEST[version], bits + 1)
+        )
+        return next((owners[0] for prefix in prefixes if (owners := self._pod_networks.owners(prefix))), None)
 
     def services_with(self, address: str) -> Collection[ObjectKey]:
         """The Services that have this ClusterIP."""
@@ -95,21 +119,22 @@ class AddressOwners:
         """The Services that have one of these addresses as ClusterIP."""
         return {key for address in addresses for key in self._cluster_ips.owners(address)}
 
-    def _set_external(self, key: ObjectKey, written: Collection[str]) -> set[ObjectKey]:
-        """Returns the Services for which it matters which others name an address: none unless that is followed."""
-        sharers: set[ObjectKey] = set()
-        if not written and key not in self._external_ips.all_owners():
-            return sharers  # as most Services
-        owned_before = {
-            address: self._external_ips.is_owned(address) for address in map(canonical, written) if address is not None
-        }
-        for address in self._external_ips.put(key, owned_before):
-            if owned_before.get(address, True) != self._external_ips.is_owned(address):
-                self._external_in_order.toggle(address)
-            owners = self._external_ips.owners(address)
-            if self._follows_sharing and len(owners) <= 2:
-                sharers.update(owners)
-        return sharers
+    def _external_within(self, network: _Prefix) -> list[str]:
+        """The external addresses in this network."""
+        in_order, host_bits = self._external_in_order, _BITS[network.version] - network.length
+        begin = bisect_left(in_order, (network.version, network.number << host_bits, ""))
+        end = bisect_left(in_order, (network.version, (network.number + 1) << host_bits, ""))
+        return [address for _, _, address in in_order[begin:end]]
+
+
+def _in_order(address: str) -> tuple[int, int, str]:
+    parsed = ip_address(address)
+    return parsed.version, int(parsed), address
+
+
+def _canonical(written: Iterable[str]) -> Iterator[str]:
+    """The addresses among these texts, in canonical text."""
+    return (address for address in map(canonical, written) if address is not None)
 
 
 def cluster_ips(service: Service, most: int = MOST_ADDRESSES) -> tuple[str, ...]:
@@ -155,105 +180,12 @@ def has_node_ports(service: Service) -> bool:
     return spec.type in {"NodePort", "LoadBalancer"} and bool(has_any)
 
 
-class _Index(Generic[K]):
-    """An index of owners and the addresses that they name, in canonical text, both ways."""
-
-    def __init__(self) -> None:
-        self._addresses: dict[K, tuple[str, ...]] = {}
-        self._owners: dict[str, tuple[K, ...]] = {}
-
-    def put(self, owner: K, written: Iterable[str]) -> Set[str]:
-        """Replace the addresses that `owner` names. Returns the addresses that were added or removed."""
-        before = self._addresses.pop(owner, ())
-        after = tuple(dict.fromkeys(address for address in map(canonical, written) if address is not None))
-        if after:
-            self._addresses[owner] = after
-        changed = set(before).symmetric_difference(after)
-        for address in changed:
-            owners = self._owners.pop(address, ())
-            left = (*owners, owner) if owner not in owners else tuple([other for other in owners if other != owner])
-            if left:
-                self._owners[address] = left
-        return changed
-
-    def is_owned(self, address: str) -> bool:
-        """Whether anybody names it."""
-        return address in self._owners
-
-    def owners(self, address: str) -> Collection[K]:
-        return self._owners.get(address, ())
-
-    def all_owners(self) -> Collection[K]:
-        return self._addresses.keys()
-
-
-class _PodNetworks:
-    """Which Node has which networks (`spec.podCIDRs`). A kubelet may write them while they are empty, so it may lie."""
-
-    def __init__(self) -> None:
-        self._networks: dict[str, tuple[Network, ...]] = {}
-        self._owners: dict[tuple[int, int], dict[int, tuple[str, ...]]] = {}
-        """By IP version and prefix length, then by the network's number."""
-
-    def put(self, node: str, written: tuple[str, ...]) -> set[Network]:
-        """Replace a Node's networks; returns those that it did not have before, or has no longer."""
-        before = self._networks.pop(node, ())
-        after = tuple(dict.fromkeys(network for network in map(_parsed, written) if network is not None))
-        if after:
-            self._networks[node] = after
-        changed = set(before) ^ set(after)
-        for network in changed:
-            same_length = self._owners.setdefault((network.version, network.prefixlen), {})
-            number = int(network.network_address)
-            owners = same_length.pop(number, ())
-            left = tuple([owner for owner in owners if owner != node]) if node in owners else (*owners, node)
-            if left:
-                same_length[number] = left
-            elif not same_length:
-                del self._owners[network.version, network.prefixlen]
-        return changed
-
-    def owner(self, address: str) -> str | None:
-        """The Node in whose pod network a (canonical) address is."""
-        if not self._owners:
-            return None
-        parsed = ip_address(address)
-        number, bits = int(parsed), parsed.max_prefixlen
-        for (version, length), networks in self._owners.items():
-            owners = networks.get(number >> (bits - length) << (bits - length)) if version == parsed.version else None
-            if owners:
-                return owners[0]
-        return None
-
-
-class _SortedAddresses:
-    """Addresses in their order, so that those in a network are found by bisection."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[int, list[tuple[int, str]]] = {4: [], 6: []}
-
-    def toggle(self, address: str) -> None:
-        """Add a (canonical) address, or take it out if it is there."""
-        parsed = ip_address(address)
-        numbers, entry = self._numbers[parsed.version], (int(parsed), address)
-        at = bisect_left(numbers, entry)
-        if at < len(numbers) and numbers[at] == entry:
-            del numbers[at]
-        else:
-            insort(numbers, entry)
-
-    def within(self, network: Network) -> list[str]:
-        """The addresses in this network."""
-        numbers = self._numbers[network.version]
-        begin = bisect_left(numbers, (int(network.network_address), ""))
-        end = bisect_right(numbers, (int(network.broadcast_address), "~"))
-        return [address for _, address in numbers[begin:end]]
-
-
-def _parsed(text: str) -> Network | None:
+def _parsed(text: str) -> _Prefix | None:
     """A network, None if it is none or larger than those of a Node can be."""
     try:
         network = ip_network(text, strict=False)
     except ValueError:
         return None
-    return network if network.prefixlen >= _SHORTEST[network.version] else None
+    version, length = network.version, network.prefixlen
+    number = int(network.network_address) >> (network.max_prefixlen - length)
+    return _Prefix(version, length, number) if length >= _SHORTEST[version] else None

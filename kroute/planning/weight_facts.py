@@ -19,6 +19,7 @@ from kroute.model.objects import WEIGHT, ZONE_LABEL, Node, ObjectKey, ObjectMeta
 from kroute.model.plan import RealServer, shortened
 from kroute.model.steps import Steps, parts, sort
 from kroute.planning.backend_slices import BackendSlice, PodRef, first_backends
+from kroute.planning.index import Index
 
 MAX_WEIGHT = 65535
 """The greatest weight that IPVS accepts."""
@@ -145,10 +146,10 @@ class WeightSources:
         self._asking: dict[ObjectKey, bool] = {}
         """The Services with one of the annotations, and whether locality is one."""
         self._pods: dict[ObjectKey, tuple[str, Weighed]] = {}
-        self._naming: dict[ObjectKey, tuple[ObjectKey, ...]] = {}
-        """The slices that name each Pod."""
-        self._named_by: dict[ObjectKey, tuple[ObjectKey, frozenset[ObjectKey]]] = {}
-        """The Service of each slice that names Pods, and these."""
+        self._slices = Index[ObjectKey, ObjectKey]()
+        """The slices, and the Pods that each of them names."""
+        self._service_of: dict[ObjectKey, ObjectKey] = {}
+        """The Service of each slice that names Pods."""
         self._weighed_nodes: set[str] = set()
         self._have_zones_changed = False
         self._has_readiness_changed = False
@@ -159,10 +160,8 @@ class WeightSources:
     @property
     def has_affected(self) -> bool:
         """Whether Services are to be planned again now."""
-        if self._affected:
-            return True
-        has_any = self._weighed_nodes or self._have_zones_changed or self._has_readiness_changed
-        return bool(has_any) and self._nodes_due <= self._clock()
+        due = self.due_in()
+        return bool(self._affected) or (due is not None and due <= 0)
 
     def due_in(self) -> float | None:
         """In how many seconds the newest changes of Nodes count; None: there are none."""
@@ -199,21 +198,16 @@ class WeightSources:
         if after is not None:
             self._pods[key] = after
         if before != after:
-            self._affected.update(self._named_by[piece][0] for piece in self._naming.get(key, ()))
+            self._affected.update(self._service_of[piece] for piece in self._slices.owners(key))
 
     def place_slice(self, key: ObjectKey, service: ObjectKey | None, piece: BackendSlice | None) -> None:
         """Take the Pods that a slice of a Service names; None: it is gone. The caller plans the Service again."""
-        _, before = self._named_by.pop(key, (None, frozenset[ObjectKey]()))
-        after = frozenset[ObjectKey]()
-        if service is not None and piece is not None:
-            after = frozenset(ObjectKey(service.namespace, ref.name) for ref in piece.pods if ref)
-            if after:
-                self._named_by[key] = service, after
-        for pod in before ^ after:
-            slices = self._naming.pop(pod, ())
-            left = (*slices, key) if pod in after else tuple(named for named in slices if named != key)
-            if left:
-                self._naming[pod] = left
+        pods = [ObjectKey(key.namespace, ref.name) for ref in piece.pods if ref] if piece is not None else []
+        self._slices.put(key, pods)
+        if pods and service is not None:
+            self._service_of[key] = service
+        else:
+            self._service_of.pop(key, None)
 
     def take_affected(self, slices: Slices) -> set[ObjectKey]:
         """The Services to plan again, each once. All Nodes that have another weight are looked for together."""

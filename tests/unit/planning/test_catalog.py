@@ -410,4 +410,4 @@ def test_nothing_is_kept_of_objects_that_went() -> None:
     assert [list(it) for it in kept] == [[], [], [], [], []]
     assert (catalog.claims._claimants, catalog.claims._claims) == ({}, {})
     owners = catalog.owners
-    assert [(it._addresses, it._owners) for it in (owners._cluster_ips, owners._external_ips)] == [({}, {})] * 2
+    assert [(it._values, it._owners) for it in (owners._cluster_ips, owners._external_ips)] == [({}, {})] * 2

@@ -200,5 +200,7 @@ class TestOwnersThatChange:
         made.take([Deleted(Service, key) for key in (ObjectKey("default", "web"), VICTIM.key)])
         made.take([Deleted(Node, item.key) for item in NODES])
         made.plan_marked()
-        indexes = (made.owners._nodes, made.owners._cluster_ips, made.owners._external_ips)
-        assert [(index._addresses, index._owners) for index in indexes] == [({}, {})] * 3
+        owners = made.owners
+        indexes = (owners._nodes, owners._cluster_ips, owners._external_ips, owners._pod_networks)
+        assert [(index._values, index._owners) for index in indexes] == [({}, {})] * 4
+        assert owners._external_in_order == []

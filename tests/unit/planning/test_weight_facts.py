@@ -185,7 +185,8 @@ def test_nothing_is_kept_of_what_went() -> None:
     made.take([Deleted(type(node()), node(name="n").key)])
     made.plan_marked()
     weights = made._weights
-    assert (weights._asking, weights._pods, weights._naming, weights._named_by) == ({}, {}, {}, {})
+    assert (weights._asking, weights._pods, weights._service_of) == ({}, {}, {})
+    assert (weights._slices._values, weights._slices._owners) == ({}, {})
     assert (weights.nodes._nodes, weights.nodes.have_weights, +weights.nodes.ready) == ({}, False, {})
 
 
