@@ -82,7 +82,7 @@ class Between:
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, client: Addresses, times: int, act: Act) -> None:
-        collect, receive = NetlinkSocket._collect_answers, NetlinkSocket._receive_answer
+        collect, receive = NetlinkSocket._collect_answers, NetlinkSocket.receive
         received, left = 0, times
 
         async def collecting(netlink: NetlinkSocket, *arguments: object) -> object:
@@ -101,7 +101,7 @@ class Between:
             return datagram
 
         patch.setattr(NetlinkSocket, "_collect_answers", collecting)
-        patch.setattr(NetlinkSocket, "_receive_answer", receiving)
+        patch.setattr(NetlinkSocket, "receive", receiving)
 
 
 @pytest.mark.parametrize("times", [1, DUMP_ATTEMPTS - 1, DUMP_ATTEMPTS])
@@ -210,14 +210,14 @@ async def test_ten_thousand_changes_elsewhere_lose_and_repair_no_vip(
 
 def hold_up_readers(patch: pytest.MonkeyPatch) -> None:
     """Let other processes work between two datagrams, as they do on a machine that has much to do."""
-    receive = NetlinkSocket._receive_answer
+    receive = NetlinkSocket.receive
 
     async def receiving(netlink: NetlinkSocket) -> bytes:
         datagram = await receive(netlink)
         await asyncio.sleep(0.001)
         return datagram
 
-    patch.setattr(NetlinkSocket, "_receive_answer", receiving)
+    patch.setattr(NetlinkSocket, "receive", receiving)
 
 
 def resync(controllers: NodeControllers) -> None:

@@ -1,7 +1,6 @@
 """Interface addresses: reads those of one interface or of the whole node, and writes VIPs in batches."""
 
 import asyncio
-import contextlib
 import errno
 import socket
 import struct
@@ -10,7 +9,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.digest import Digest
-from kroute.kernel.errors import UNINTELLIGIBLE, Change, Failure, none_if_refused
+from kroute.kernel.errors import Change, Failure, none_if_refused
 from kroute.kernel.net.routes import delete_kernel_route
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
@@ -56,6 +55,7 @@ _CACHE_INFO = struct.Struct("=IIII")
 FOREVER = 0xFFFFFFFF
 """A lifetime that does not end, for which an IPv6 address is deprecated all the same."""
 WRITE_SLICE = 512
+DATAGRAMS_A_TURN = 500
 ARRIVAL_WAIT = 0.5
 """Seconds to wait for the kernel's next route after IPv6 addresses were bound."""
 ARRIVAL_WAITS = 4
@@ -147,17 +147,17 @@ class AddressArrivals(NetlinkClient):
     async def open(self) -> None:
         await self.netlink.open([GROUP_IPV6_ADDRESS])
 
-    async def next(self) -> set[str]:
-        """Wait for addresses, and return all that wait. Raises OSError ENOBUFS when the kernel dropped some."""
+    async def next(self) -> set[str] | None:
+        """Wait for addresses, and return those that wait; None if the kernel dropped some."""
         arrived: set[str] = set()
-        datagram: bytes | None = await self.netlink.receive()
-        while datagram is not None:
-            for kind, _flags, _sequence, payload in iterate_messages(datagram):
-                if kind in {RTM_NEWADDR, RTM_DELADDR} and ADDRESS_HEADER.unpack_from(payload)[4] == self._index:
-                    found = attributes(payload, ADDRESS_HEADER.size)
-                    arrived.add(unpack_address(found.get(IFA_LOCAL) or found[IFA_ADDRESS]))
-            datagram = self.netlink.receive_now()
-        return arrived
+        taken = await self.netlink.follow(DATAGRAMS_A_TURN, "new addresses", partial(self._take, arrived))
+        return arrived if taken is not None else None
+
+    def _take(self, arrived: set[str], datagram: bytes) -> None:
+        for kind, _flags, _sequence, payload in iterate_messages(datagram):
+            if kind in {RTM_NEWADDR, RTM_DELADDR} and ADDRESS_HEADER.unpack_from(payload)[4] == self._index:
+                found = attributes(payload, ADDRESS_HEADER.size)
+                arrived.add(unpack_address(found.get(IFA_LOCAL) or found[IFA_ADDRESS]))
 
 
 class Addresses(NetlinkClient):
@@ -217,14 +217,11 @@ class Addresses(NetlinkClient):
     async def _delete_arriving_kernel_routes(self, index: int, pending: set[str], arrivals: AddressArrivals) -> None:
         """Delete the kernel's routes as they appear. One that appears after the last wait stays until a resync."""
         waits = 0
-        with contextlib.suppress(OSError, *UNINTELLIGIBLE):
-            while pending and waits < ARRIVAL_WAITS:
-                if arrived := await _next_of(pending, arrivals):
-                    await self._delete_kernel_routes(index, arrived)
-                    pending = pending - arrived
-                waits = 0 if arrived else waits + 1
-        if pending:
-            await self._delete_kernel_routes(index, pending)
+        while pending and waits < ARRIVAL_WAITS and (arrived := await _next_of(pending, arrivals)) is not None:
+            await self._delete_kernel_routes(index, arrived)
+            pending = pending - arrived
+            waits = 0 if arrived else waits + 1
+        await self._delete_kernel_routes(index, pending)
 
     async def _delete_kernel_routes(self, index: int, addresses: Iterable[str]) -> None:
         """Delete the kernel's routes to these addresses. A refusal (ESRCH) is ignored: the route does not exist."""
@@ -236,14 +233,16 @@ class Addresses(NetlinkClient):
         return [address for address in found if not index or address.interface == names.get(index)]
 
 
-async def _next_of(pending: set[str], arrivals: AddressArrivals) -> set[str]:
-    """The next of these addresses that arrive; none if a wait ends without one."""
-    arrived: set[str] = set()
-    with contextlib.suppress(TimeoutError):
+async def _next_of(pending: set[str], arrivals: AddressArrivals) -> set[str] | None:
+    """The next of these addresses that arrive; none if a wait ends without one. None if the kernel dropped some."""
+    try:
         async with asyncio.timeout(ARRIVAL_WAIT):
-            while not arrived:
-                arrived = await arrivals.next() & pending
-    return arrived
+            while (arrived := await arrivals.next()) is not None:
+                if found := arrived & pending:
+                    return found
+            return None
+    except TimeoutError:
+        return set()
 
 
 def _dump_of(index: int) -> bytes:

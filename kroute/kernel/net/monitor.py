@@ -6,11 +6,11 @@ for another interface or table is dropped before its attributes are parsed.
 
 import asyncio
 import socket
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from kroute.kernel.errors import UNINTELLIGIBLE
 from kroute.kernel.net.addresses import parse_address
 from kroute.kernel.net.routes import parse_route
 from kroute.kernel.netlink.client import NetlinkClient
@@ -145,26 +145,16 @@ class Monitor(NetlinkClient):
         socket fails.
         """
         while True:
-            events = await self._take()
+            events: list[Event | Overrun] = []
+            taken = await self.netlink.follow(DATAGRAMS_A_TURN, "the node's addresses", partial(self._parse, events))
+            if taken is None:
+                self._names = dict(socket.if_nameindex())
+                return [Overrun()]
             if events:
                 return events
             await asyncio.sleep(0)
 
-    async def _take(self) -> list[Event | Overrun]:
-        events: list[Event | Overrun] = []
-        datagrams = await self.netlink.receive_waiting(DATAGRAMS_A_TURN, "the node's addresses")
-        try:
-            for datagram in datagrams or ():
-                self._parse(datagram, events)
-        except UNINTELLIGIBLE:
-            self.netlink.drain()
-            datagrams = None
-        if datagrams is None:
-            self._names = dict(socket.if_nameindex())
-            return [Overrun()]
-        return events
-
-    def _parse(self, datagram: bytes, events: list[Event | Overrun]) -> None:
+    def _parse(self, events: list[Event | Overrun], datagram: bytes) -> None:
         for kind, _flags, _sequence, payload in iterate_messages(datagram):
             event: Event | None = None
             if kind in {RTM_NEWROUTE, RTM_DELROUTE}:

@@ -83,7 +83,7 @@ class NextHops(NetlinkClient):
         Raises:
             KernelError: the kernel does not tell.
         """
-        await self._events.receive_waiting(1, "the node's routes")  # if some were dropped, that is news as well
+        await self._events.follow(1, "the node's routes", len)  # if some were dropped, that is news as well
         self._events.drain()
 
 

@@ -81,7 +81,7 @@ class BatchSocket(NetlinkSocket):
         refused: dict[int, int] = {}
         echoes: list[tuple[int, bytes]] = []
         is_complete = False
-        while (datagram := self._answer_now()) is not None:
+        while (datagram := self.receive_now()) is not None:
             for kind, _flags, sequence, payload in iterate_messages(datagram):
                 index = (sequence - first + 1 & 0xFFFFFFFF) - 1
                 if index >= count:
@@ -98,13 +98,6 @@ class BatchSocket(NetlinkSocket):
         if not is_complete and not refused:
             raise KernelError("the kernel did not answer a transaction; reading the state again", errno=errno.EBADMSG)
         return BatchOutcome(refused, echoes, seconds)
-
-    def _answer_now(self) -> bytes | None:
-        try:
-            return self.receive_now()
-        except OSError as error:
-            sentence = f"the kernel's answers were lost ({error.strerror}); reading the state again"
-            raise KernelError(sentence, errno=error.errno) from error
 
 
 def _flagged(piece: bytes, flags: int) -> bytes:

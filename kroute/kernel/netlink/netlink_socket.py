@@ -185,34 +185,41 @@ class NetlinkSocket:
         raise KernelError("the kernel's state changes faster than it can be read; trying later", errno=errno.EINTR)
 
     async def receive(self) -> bytes:
-        """Wait for the next datagram. Raises OSError ENOBUFS when the kernel dropped some."""
+        """Wait for the next datagram. Raises KernelError ENOBUFS when the kernel dropped some."""
         while (datagram := self.receive_now()) is None:
             await _ready(self._opened(), to_send=False)
         return datagram
 
     def receive_now(self) -> bytes | None:
-        """The next datagram; None if none waits."""
+        """The next datagram; None if none waits. Raises KernelError as `receive` does."""
         try:
             return self._opened().recv(RECEIVE_SIZE)
         except BlockingIOError:
             return None
-
-    async def receive_waiting(self, most: int, what: str) -> list[bytes] | None:
-        """Wait for the next datagram, and return those that wait, at most so many; None if the kernel dropped some.
-
-        Then those that waited are dropped, too: the caller reads the state again. Raises KernelError; `what` is
-        followed by the datagrams.
-        """
-        try:
-            datagrams = [await self.receive()]
-            while len(datagrams) < most and (datagram := self.receive_now()) is not None:
-                datagrams.append(datagram)
         except OSError as error:
-            if error.errno != errno.ENOBUFS:
-                raise KernelError(f"cannot follow {what}: {error.strerror}", errno=error.errno) from error
+            sentence = f"the kernel's answers were lost ({error.strerror}); reading the state again"
+            raise KernelError(sentence, errno=error.errno) from error
+
+    async def follow(self, most: int, what: str, take: Callable[[bytes], object]) -> int | None:
+        """Wait for the next datagram; have it and those that wait taken, at most so many. Returns how many these were.
+
+        None if the kernel dropped some, or one cannot be understood. Then those that wait are dropped, too: the caller
+        reads the state again. Raises KernelError; `what` is followed by the datagrams.
+        """
+        taken = 0
+        try:
+            datagram: bytes | None = await self.receive()
+            while datagram is not None:
+                take(datagram)
+                taken += 1
+                datagram = self.receive_now() if taken < most else None
+        except (KernelError, *UNINTELLIGIBLE) as error:
+            if isinstance(error, KernelError) and error.errno != errno.ENOBUFS:
+                sentence = f"cannot follow {what}: {describe_errno(error.errno or errno.EIO)}"
+                raise KernelError(sentence, errno=error.errno) from error
             self.drain()
             return None
-        return datagrams
+        return taken
 
     def drain(self) -> None:
         """Drop the datagrams that wait, and what the kernel dropped; for a caller that reads the state again."""
@@ -220,7 +227,7 @@ class NetlinkSocket:
             try:
                 if self.receive_now() is None:
                     return
-            except OSError as error:
+            except KernelError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
 
@@ -282,7 +289,7 @@ class NetlinkSocket:
     async def _collect_errors(self, first: int, count: int) -> dict[int, int]:
         errors: dict[int, int] = {}
         while True:
-            for kind, _flags, sequence, payload in iterate_messages(await self._receive_answer()):
+            for kind, _flags, sequence, payload in iterate_messages(await self.receive()):
                 index = sequence - first & 0xFFFFFFFF
                 if kind != NLMSG_ERROR or index >= count:
                     continue
@@ -296,7 +303,7 @@ class NetlinkSocket:
         answers: list[Parsed] = []
         interrupted = False
         while True:
-            for kind, flags, answered, payload in iterate_messages(await self._receive_answer()):
+            for kind, flags, answered, payload in iterate_messages(await self.receive()):
                 if answered != sequence & 0xFFFFFFFF:
                     continue
                 interrupted = interrupted or bool(flags & NLM_F_DUMP_INTR)
@@ -313,13 +320,6 @@ class NetlinkSocket:
                 if answer is not None:
                     answers.append(answer)
             await asyncio.sleep(0)
-
-    async def _receive_answer(self) -> bytes:
-        try:
-            return await self.receive()
-        except OSError as error:
-            sentence = f"the kernel's answers were lost ({error.strerror}); reading the state again"
-            raise KernelError(sentence, errno=error.errno) from error
 
 
 class DumpDigest(msgspec.Struct, frozen=True):
@@ -352,7 +352,7 @@ class DigestSocket(NetlinkSocket):
                 # By the buffer for this answer the kernel learns how long the parts of a listing may be, and keeps to
                 # it: some listings have as many objects in a message as fit in.
                 await self.send_messages([message(NLMSG_NOOP, 0, b"")], NLM_F_ACK)
-                await self._receive_answer()
+                await self.receive()
             try:
                 return await self._digest(request, count)
             except BaseException:
@@ -367,7 +367,7 @@ class DigestSocket(NetlinkSocket):
         counts = [0] * len(count)
         first = b""
         while True:
-            datagram = await self._receive_answer()
+            datagram = await self.receive()
             if not datagrams:
                 kind, _flags, _sequence, first = next(iterate_messages(datagram))
                 if kind == NLMSG_ERROR:

@@ -5,8 +5,8 @@ import socket
 import struct
 import sys
 from collections.abc import Collection
+from functools import partial
 
-from kroute.kernel.errors import UNINTELLIGIBLE
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import NFNETLINK_HEADER, iterate_messages, text
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
@@ -66,7 +66,6 @@ class TableMonitor(NetlinkClient):
         self._names = {name for _family, name in self._tables}
         self._port = port
         self._is_changed = False
-        self._is_more_waiting = False
 
     async def open(self) -> None:
         """Subscribe. No later change is missed, so read the tables after this."""
@@ -78,39 +77,26 @@ class TableMonitor(NetlinkClient):
         It also returns when events were lost. Raises KernelError when the socket fails.
         """
         while True:
-            program = await self._take()
-            if program:
-                return program
-            await asyncio.sleep(0 if self._is_more_waiting else PAUSE)
+            programs: list[str] = []
+            taken = await self.netlink.follow(DATAGRAMS_A_TURN, "nf_tables", partial(self._read, programs))
+            if taken is None:
+                self._is_changed = False
+                return UNKNOWN
+            if programs:
+                return programs[-1]
+            await asyncio.sleep(0 if taken == DATAGRAMS_A_TURN else PAUSE)
 
-    async def _take(self) -> str:
-        program = ""
-        datagrams = await self.netlink.receive_waiting(DATAGRAMS_A_TURN, "nf_tables")
-        try:
-            for datagram in datagrams or ():
-                program = self._read(datagram) or program
-        except UNINTELLIGIBLE:
-            self.netlink.drain()
-            datagrams = None
-        if datagrams is None:
-            self._is_changed = False
-            return UNKNOWN
-        self._is_more_waiting = len(datagrams) == DATAGRAMS_A_TURN
-        return program
-
-    def _read(self, datagram: bytes) -> str:
-        """The program that has changed one of the tables, if its transaction ends in this datagram; else ""."""
-        program = ""
+    def _read(self, programs: list[str], datagram: bytes) -> None:
+        """Note the programs that have changed one of the tables by transactions that end in this datagram."""
         if not self._is_changed and not any(name in datagram for name in self._names):
-            return program
+            return
         for kind, _flags, _sequence, payload in iterate_messages(datagram):
             if type_of(kind) == Message.NEWGEN:
                 if self._is_changed:
-                    program = parse_generation(payload)[1]
+                    programs.append(parse_generation(payload)[1])
                 self._is_changed = False
             elif not self._is_changed:
                 self._is_changed = self._is_about_ours(payload)
-        return program
 
     def _is_about_ours(self, payload: bytes) -> bool:
         """Whether an event is about one of the tables: its name is the first attribute of every event."""

@@ -154,14 +154,8 @@ class Netlink:
         self.sent += messages
         return {}
 
-    async def receive(self) -> bytes:
-        return next(self._datagrams)
-
-    def receive_now(self) -> bytes | None:
-        return next(self._datagrams, None)
-
-    async def receive_waiting(self, _most: int, _what: str) -> list[bytes]:
-        return list(self._datagrams)
+    async def follow(self, _most: int, _what: str, take: Callable[[bytes], object]) -> int:
+        return len([take(datagram) for datagram in self._datagrams])
 
 
 @contextmanager

@@ -19,7 +19,7 @@ FIRST = 1
 class Kernel(BatchSocket):
     """A socket to a kernel that answers every send with these datagrams, or errors."""
 
-    def __init__(self, *answers: bytes | OSError) -> None:
+    def __init__(self, *answers: bytes | KernelError) -> None:
         super().__init__(12, receive_buffer=0, send_buffer=0)
         self.answers = list(answers)
         self.sent: list[tuple[int, int, int, bytes]] = []
@@ -34,7 +34,7 @@ class Kernel(BatchSocket):
         if not self.answers:
             return None
         answer = self.answers.pop(0)
-        if isinstance(answer, OSError):
+        if isinstance(answer, KernelError):
             raise answer
         return answer
 
@@ -92,11 +92,11 @@ async def test_a_batch_that_is_refused_as_a_whole_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("answers", "number"),
-    [((), errno.EBADMSG), ((OSError(errno.ENOBUFS, "No buffer space"), said(FIRST + 3)), errno.ENOBUFS)],
+    [((), errno.EBADMSG), ((KernelError("lost", errno=errno.ENOBUFS), said(FIRST + 3)), errno.ENOBUFS)],
     ids=["none", "lost"],
 )
 async def test_without_the_kernels_answers_the_outcome_is_unknown(
-    answers: tuple[bytes | OSError, ...], number: int
+    answers: tuple[bytes | KernelError, ...], number: int
 ) -> None:
     with pytest.raises(KernelError) as unknown:
         await Kernel(*answers).batch(SUBSYSTEM, MESSAGES)

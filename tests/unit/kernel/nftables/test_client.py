@@ -91,5 +91,7 @@ def end(program: bytes = b"nft\0") -> bytes:
 )
 def test_a_change_of_our_table_is_told_at_its_transactions_end(datagrams: list[bytes], who: str) -> None:
     monitor = TableMonitor([TABLE], port=1)
-    told = [monitor._read(it) for it in datagrams]
-    assert [it for it in told if it] == ([who] if who else [])
+    told: list[str] = []
+    for datagram in datagrams:
+        monitor._read(told, datagram)
+    assert told == ([who] if who else [])
