@@ -37,10 +37,8 @@ from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.kernel.sysctl import PROC_SYS, Sysctls
 
 if TYPE_CHECKING:
-    from kroute.kernel.ipset import Ipset
     from kroute.kernel.iptables.tools import Variant
     from kroute.kernel.netlink.client import NetlinkClient
-    from kroute.kernel.nftables.client import Nftables
 
 ClientName: TypeAlias = Literal["links", "ipvs", "addresses", "routes", "conntrack", "ipset", "xtables", "nftables"]
 """A client that is made only for a caller that asks for it."""
@@ -85,34 +83,37 @@ async def open_kernel(
     Raises:
         KernelError: the kernel lacks a protocol.
     """
-    links, ipvs, addresses, routes = Links(), Ipvs(), Addresses(), Routes()
-    conntrack, ipset, nftables = Conntrack(), _ipset(only), _nftables(only)
-    sockets: dict[ClientName, NetlinkClient | None] = {
+    links, ipvs, addresses, routes, conntrack = Links(), Ipvs(), Addresses(), Routes(), Conntrack()
+    sockets: dict[ClientName, NetlinkClient] = {
         "links": links,
         "ipvs": ipvs,
         "addresses": addresses,
         "routes": routes,
-        "ipset": ipset,
         "conntrack": conntrack,
-        "nftables": nftables,
     }
-    opened = {name: client for name, client in sockets.items() if client is not None and name in only}
+    if "ipset" in only:
+        from kroute.kernel.ipset import Ipset  # noqa: PLC0415  only for a caller that asks for sets
+
+        sockets["ipset"] = Ipset()
+    if "nftables" in only:
+        from kroute.kernel.nftables.client import Nftables  # noqa: PLC0415  only for a caller that asks for nf_tables
+
+        sockets["nftables"] = Nftables()
+    opened = {name: client for name, client in sockets.items() if name in only}
     async with AsyncExitStack() as stack:
         for client in opened.values():
             await stack.enter_async_context(client)
-        is_writer = {"addresses", "routes"} <= set(only)
-        own = (
-            OwnPorts(addresses.netlink.port, routes.netlink.port) if is_writer else None
-        )  # a start makes several events a VIP
+        is_writer = {"addresses", "routes"} <= opened.keys()  # whose start makes several events a VIP
+        own = OwnPorts(addresses.netlink.port, routes.netlink.port) if is_writer else None
         yield NodeKernel(
             links=links,
             ipvs=ipvs,
             addresses=addresses,
             routes=routes,
-            ipset=ipset or cast(IpsetClient, _Closed("ipset")),
+            ipset=cast(IpsetClient, sockets.get("ipset") or _Closed("ipset")),
             conntrack=conntrack,
             xtables=_xtables(only),
-            nftables=nftables or cast(NftablesClient, _Closed("nftables")),
+            nftables=cast(NftablesClient, sockets.get("nftables") or _Closed("nftables")),
             sysctls=Sysctls(proc_sys),
             tunnels=cast(TunnelClient, _TunnelsOnDemand(proc_sys)),
             version=kernel_version(),
@@ -141,22 +142,6 @@ class _TunnelsOnDemand:
         from kroute.kernel.pods.client import Tunnels  # noqa: PLC0415
 
         return getattr(Tunnels(self._proc_sys), name)
-
-
-def _ipset(only: Collection[ClientName]) -> "Ipset | None":
-    if "ipset" not in only:
-        return None
-    from kroute.kernel.ipset import Ipset  # noqa: PLC0415  only for a caller that asks for sets
-
-    return Ipset()
-
-
-def _nftables(only: Collection[ClientName]) -> "Nftables | None":
-    if "nftables" not in only:
-        return None
-    from kroute.kernel.nftables.client import Nftables  # noqa: PLC0415  only for a caller that asks for nf_tables
-
-    return Nftables()
 
 
 def _xtables(only: Collection[ClientName]) -> "Mapping[Variant, XtablesClient]":
