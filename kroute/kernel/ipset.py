@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Change, Failure, KernelError, describe_errno, none_if_refused, raise_refusal
 from kroute.kernel.modules import is_present
-from kroute.kernel.netlink.client import NetlinkClient, only
+from kroute.kernel.netlink.client import ENCODE_SLICE, NetlinkClient, only
 from kroute.kernel.netlink.message import (
     NFNETLINK_HEADER,
     NLA_F_NESTED,
@@ -63,8 +63,6 @@ _ADDRESS4, _ADDRESS6 = struct.Struct("=HHHH4s"), struct.Struct("=HHHH16s")
 IPSET_ERR_BUSY = 4100
 IPSET_ERR_TYPE_MISMATCH = 4102
 IPSET_ERR_HASH_FULL = 4352
-WRITE_SLICE = 256
-"""How many changes are encoded before other tasks run."""
 PARTS_A_TURN = 16
 """How many parts of a listing, of some hundred elements each, are joined before other tasks run."""
 
@@ -172,8 +170,8 @@ class Ipset(NetlinkClient):
         """Make the changes in order; those that the kernel refuses do not stop the others."""
         self._words.clear()
         failures: list[Failure[SetChange]] = []
-        for start in range(0, len(changes), WRITE_SLICE):
-            failures += await self._write(changes[start : start + WRITE_SLICE])
+        for start in range(0, len(changes), ENCODE_SLICE):
+            failures += await self._write(changes[start : start + ENCODE_SLICE])
         return failures
 
     async def flush(self, name: str) -> None:

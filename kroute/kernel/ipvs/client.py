@@ -42,13 +42,11 @@ from kroute.kernel.ipvs.objects import (
 )
 from kroute.kernel.ipvs.outlines import OutlineReader, Outlines, read_real_servers
 from kroute.kernel.ipvs.table import pages, parse_table
-from kroute.kernel.netlink.client import NetlinkClient, Parsed, find_family, only
+from kroute.kernel.netlink.client import ENCODE_SLICE, NetlinkClient, Parsed, find_family, only
 from kroute.kernel.netlink.netlink_socket import NETLINK_GENERIC
 
 MODULE = "ip_vs"
 TABLE = Path("/proc/net/ip_vs")
-ENCODE_SLICE = 256
-"""How many changes are encoded before other tasks run."""
 
 
 class Ipvs(NetlinkClient):

@@ -12,6 +12,7 @@ What the kernel does with table local, measured on Linux 6.1 (tests/kernel/contr
 import errno
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.digest import Digest
@@ -54,7 +55,6 @@ from kroute.kernel.netlink.rtnetlink import (
 
 IPV6_METRIC = 1024
 """The metric that the kernel gives to an IPv6 route without one."""
-WRITE_SLICE = 1024
 _IPV4 = socket.AF_INET, 32, RTPROT_KERNEL, RT_SCOPE_HOST
 _IPV6 = socket.AF_INET6, 128, RTPROT_STATIC, 0
 """What our routes have: family, length in bits, protocol, scope."""
@@ -128,45 +128,23 @@ class Routes(NetlinkClient):
         index = interface_index(interface)
         if index is None:
             return [Failure(change, errno.ENODEV) for change in changes]
-        failures: list[Failure[RouteChange]] = []
-        for start in range(0, len(changes), WRITE_SLICE):
-            failures += await self._write(index, changes[start : start + WRITE_SLICE])
+        failures = await self.write_each(changes, partial(_encode, index))
+        made = [change for change in changes if isinstance(change, SetLocalRoute)]
+        by_ipv6 = [change.address for change in made if ":" in change.address]
+        await self.write_each(by_ipv6, partial(delete_kernel_route, index))  # mostly there is none (ESRCH)
         shadowed = {failure.change for failure in failures if failure.errno == errno.EEXIST}
-        beset = [
-            change for change in changes if isinstance(change, SetLocalRoute) and (change.alone or change in shadowed)
-        ]
+        beset = [change for change in made if change.alone or change in shadowed]
         if not beset:
             return failures
-        return [failure for failure in failures if failure.change not in shadowed] + await self._clear_away(
-            index, beset
-        )
-
-    async def _write(self, index: int, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:
-        messages: list[bytes] = []
-        causes: dict[int, RouteChange] = {}
-        for change in changes:
-            causes[len(messages)] = change
-            if isinstance(change, DeleteLocalRoute):
-                messages.append(delete_route(index, change.address, change.source))
-                continue
-            messages.append(set_route(index, change.address, change.source))
-            if ":" in change.address:
-                messages.append(delete_kernel_route(index, change.address))
-        refused = await self.netlink.transact(messages)
-        # ignore the deletions of kernel routes: mostly none exists (ESRCH)
-        return [Failure(causes[at], number) for at, number in refused.items() if at in causes]
+        others = [failure for failure in failures if failure.change not in shadowed]
+        return others + await self._clear_away(index, beset)
 
     async def _clear_away(self, index: int, changes: Sequence[SetLocalRoute]) -> list[Failure[RouteChange]]:
         """Delete the IPv4 routes before these ones, and where one is to be alone, all with another source."""
         routes = await self._read(index)
-        messages: list[bytes] = []
-        causes: list[RouteChange] = []
-        for change in changes:
-            for route in in_the_way(change, routes.get(change.address, ())):
-                messages.append(delete_route(index, route.address, route.source, route.metric))
-                causes.append(change)
-        refused = await self.netlink.transact(messages) if messages else {}
-        return [Failure(causes[at], number) for at, number in refused.items() if number != errno.ESRCH]
+        going = [(change, route) for change in changes for route in in_the_way(change, routes.get(change.address, ()))]
+        failures = await self.write_each(going, lambda each: delete_route(index, *each[1]), {errno.ESRCH})
+        return [Failure(failure.change[0], failure.errno) for failure in failures]
 
     async def _read(self, index: int) -> dict[str, list[LocalRoute]]:
         routes: dict[str, list[LocalRoute]] = {}
@@ -205,6 +183,12 @@ def _dump_of(family: int, index: int) -> bytes:
     """The request for the routes of one interface in table local."""
     header = ROUTE_HEADER.pack(family, 0, 0, 0, RT_TABLE_LOCAL, 0, 0, RTN_LOCAL, 0)
     return message(RTM_GETROUTE, NLM_F_DUMP, header + u32(RTA_TABLE, RT_TABLE_LOCAL) + u32(RTA_OIF, index))
+
+
+def _encode(index: int, change: RouteChange) -> bytes:
+    if isinstance(change, DeleteLocalRoute):
+        return delete_route(index, change.address, change.source)
+    return set_route(index, change.address, change.source)
 
 
 def set_route(index: int, address: str, source: str) -> bytes:
