@@ -4,9 +4,7 @@ The kernel tries every message, also after one that it refuses, and handles the 
 BATCH_END is missing it checks all messages and takes everything back (net/netfilter/nfnetlink.c).
 """
 
-import contextlib
 import errno
-import socket
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,9 +20,7 @@ from kroute.kernel.netlink.message import (
     to_i32,
 )
 from kroute.kernel.netlink.netlink_socket import FLAGS_OFFSET, NetlinkSocket
-from kroute.kernel.netlink.socket_filter import Instruction
 
-SO_SNDBUFFORCE = 32
 NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END = 0x10, 0x11
 NFNL_BATCH_GENID = 1
 NLM_F_ECHO = 0x8
@@ -44,16 +40,6 @@ class BatchOutcome(NamedTuple):
 
 class BatchSocket(NetlinkSocket):
     """A netlink socket that can also send batches, of `send_buffer` bytes at most."""
-
-    def __init__(self, protocol: int, *, receive_buffer: int, send_buffer: int) -> None:
-        super().__init__(protocol, receive_buffer=receive_buffer)
-        self._send_buffer = send_buffer
-
-    def _prepare(self, netlink: socket.socket, groups: Sequence[int], only: Sequence[Instruction]) -> None:
-        super()._prepare(netlink, groups, only)
-        # The kernel takes no message that is longer than the send buffer; net.core.wmem_max would be some 200 KiB.
-        with contextlib.suppress(PermissionError):
-            netlink.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, self._send_buffer)
 
     async def batch(
         self, subsystem: int, messages: Sequence[bytes], *, commit: bool = True, generation: int = 0

@@ -15,6 +15,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -53,7 +54,7 @@ SOL_NETLINK = 270
 NETLINK_ADD_MEMBERSHIP = 1
 NETLINK_CAP_ACK = 10
 NETLINK_GET_STRICT_CHK = 12
-SO_RCVBUFFORCE = 33
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 
 SEND_TIMEOUT = 5.0
 """Seconds for which a send may wait for room in the socket's buffer."""
@@ -96,10 +97,11 @@ class NetlinkStatistics(msgspec.Struct):
 class NetlinkSocket:
     """One netlink socket in the network namespace of the calling thread, used from one event loop."""
 
-    def __init__(self, protocol: int, *, receive_buffer: int = RECEIVE_BUFFER) -> None:
+    def __init__(self, protocol: int, *, receive_buffer: int = RECEIVE_BUFFER, send_buffer: int = 0) -> None:
         self.statistics = NetlinkStatistics()
         self._protocol = protocol
         self._receive_buffer = receive_buffer
+        self._send_buffer = send_buffer
         self._socket: socket.socket | None = None
         self._sequence = 0
         self.busy = asyncio.Lock()
@@ -126,6 +128,10 @@ class NetlinkSocket:
     def _prepare(self, netlink: socket.socket, groups: Sequence[int], only: Sequence[Instruction]) -> None:
         netlink.setblocking(False)
         _enlarge_receive_buffer(netlink, self._receive_buffer)
+        if self._send_buffer:
+            # The kernel takes no message that is longer than the send buffer; net.core.wmem_max would be some 200 KiB.
+            with suppress(PermissionError):
+                netlink.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, self._send_buffer)
         netlink.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
         if self._protocol == NETLINK_ROUTE:
             netlink.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
