@@ -27,11 +27,11 @@ from kroute.checks.finding import Finding, failed, ok, warning
 from kroute.firewall.iptables.address_sets import PREFIX
 from kroute.firewall.nftables.names import TABLE
 from kroute.kernel.errors import UNINTELLIGIBLE
-from kroute.kernel.iptables.nft_rules import RuleReader
 from kroute.kernel.iptables.tools import VARIANTS, SavedRule, SavedTable, Variant, may_be_in_use, parse_saved, save
 from kroute.kernel.net.policy_routing import WHOLE_MARK, PolicyRule
 from kroute.kernel.net.steering import TABLE as STEERING
 from kroute.kernel.netlink.message import attributes, to_text, to_u32
+from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.expressions import DATA_VALUE, Meta, parse_expression
 from kroute.kernel.nftables.messages import FAMILIES
 from kroute.kernel.nftables.objects import NftChain, NftRule, Table
@@ -208,7 +208,7 @@ class Use(NamedTuple):
 
 
 async def uses_of_marks(
-    nftables: RuleReader,
+    nftables: Nftables,
     tables: Iterable[tuple[str, str]],
     policy_rules: Iterable[PolicyRule],
     *,

@@ -11,11 +11,11 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_network
-from typing import Protocol, TypeVar
 
 from kroute.kernel.errors import UNINTELLIGIBLE
 from kroute.kernel.iptables.tools import SavedRule, SavedTable
 from kroute.kernel.netlink.message import attributes
+from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.expressions import (
     DATA_VALUE,
     DATA_VERDICT,
@@ -28,7 +28,6 @@ from kroute.kernel.nftables.expressions import (
 )
 from kroute.kernel.nftables.objects import (
     FAMILY_NAMES,
-    Chain,
     DeleteChain,
     DeleteRule,
     FlushChain,
@@ -37,22 +36,12 @@ from kroute.kernel.nftables.objects import (
     Table,
 )
 
-T = TypeVar("T")
-
 TABLES = ("raw", "mangle", "nat", "filter")
 BUILT_IN = frozenset({"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"})
 
 
-class RuleReader(Protocol):
-    """What this needs of `Nftables`, where the docstring is."""
-
-    async def rules(
-        self, table: Table, keep: Callable[[int, NftRule], T | None]
-    ) -> tuple[int, dict[str, Chain], list[T]] | None: ...
-
-
 async def read_rules(
-    nftables: RuleReader, table: Table, is_theirs: Callable[[str], object], whole: Collection[str] = ()
+    nftables: Nftables, table: Table, is_theirs: Callable[[str], object], whole: Collection[str] = ()
 ) -> tuple[int, SavedTable] | None:
     """A table with the rules of some chains, and the generation of nf_tables; None if there is no such table.
 
