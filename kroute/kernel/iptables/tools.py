@@ -5,19 +5,16 @@ where the variant has one, to write. What iptables-nft has written can also be r
 `kroute.kernel.iptables.nft_rules`; and the chains of legacy tables read: `kroute.kernel.iptables.table_digest`.
 """
 
-import asyncio
 import errno
-import os
 import shlex
-import signal
 import socket
 from collections.abc import Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
+from kroute.base import program
 from kroute.kernel.errors import KernelError
 
 LOCK_SECONDS = 5
@@ -187,47 +184,22 @@ async def run(argv: Sequence[str], stdin: str = "") -> str | None:
 
     One that does not end in time, or prints too much, is killed with the modprobe that it may have started.
     """
-    pipe = asyncio.subprocess.PIPE
     try:
-        process = await asyncio.create_subprocess_exec(
-            *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        )
+        code, output, errors = await program.run(argv, stdin.encode(), seconds=LONGEST, most=LARGEST)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise KernelError(f"cannot start {argv[0]}: {error.strerror}; trying later", errno=error.errno) from error
-    pipes = (process.stdin, process.stdout, process.stderr)
-    asking, answer, complaint = cast("tuple[asyncio.StreamWriter, asyncio.StreamReader, asyncio.StreamReader]", pipes)
-    asking.write(stdin.encode())
-    asking.close()
-    try:
-        async with asyncio.timeout(LONGEST):
-            async with asyncio.TaskGroup() as group:
-                output, errors = (group.create_task(_read(stream)) for stream in (answer, complaint))
-            code = await process.wait()
     except TimeoutError:
         raise KernelError(f"{argv[0]} did not end within {LONGEST:g} s; trying later", errno=errno.ETIMEDOUT) from None
-    except ExceptionGroup:
+    except OverflowError:
         raise KernelError(f"{argv[0]} prints more than {LARGEST >> 20} MiB; trying later", errno=errno.EFBIG) from None
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.communicate()  # asyncio knows of the end when the outputs have been read to theirs
+    except OSError as error:
+        raise KernelError(f"cannot start {argv[0]}: {error.strerror}; trying later", errno=error.errno) from error
     if code:
-        said = " ".join(word for line in errors.result().splitlines() if not _is_noise(line) for word in line.split())
+        lines = errors.decode(errors="replace").splitlines()
+        said = " ".join(word for line in lines if not _is_noise(line) for word in line.split())
         number = errno.EAGAIN if code == RESOURCE_PROBLEM else None
         raise KernelError(f"{argv[0]} failed: {said.rstrip('.')}; trying later", errno=number)
-    return output.result()
-
-
-async def _read(stream: asyncio.StreamReader) -> str:
-    """All that a program prints. Raises ValueError if that is too much."""
-    try:
-        await stream.readexactly(LARGEST + 1)
-    except asyncio.IncompleteReadError as found:
-        return found.partial.decode(errors="replace")
-    raise ValueError("too long")
+    return output.decode(errors="replace")
 
 
 def _is_noise(line: str) -> bool:

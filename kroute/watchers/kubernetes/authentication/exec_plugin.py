@@ -4,16 +4,14 @@ client-go's are the same programs; see "client-go credential plugins" in Kuberne
 terminal here, so it can ask nobody for a password.
 """
 
-import asyncio
 import os
-import signal
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from kroute.base import program
 from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
@@ -21,8 +19,6 @@ TIME_OUT = 30.0
 """Seconds that a plugin may take; each minute one is asked."""
 LONGEST_OUTPUT = 1 << 20
 """Bytes that it may write on each of its outputs; a token or a certificate has some 10 KiB."""
-_LAST_WORDS = 5.0
-"""Seconds in which a killed plugin has to be gone; what has left its session may hold its outputs longer."""
 _NAMED = 300
 """Characters of its complaints that are passed on."""
 
@@ -93,42 +89,14 @@ def credential_in(output: bytes, command: str, api_version: str) -> Credential:
 
 
 async def _output(arguments: list[str], environment: dict[str, str]) -> bytes:
-    """What a program prints. It runs in a session of its own, which is killed with all that it has started."""
-    name, pipe = arguments[0], asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *arguments, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
-    )
+    name = arguments[0]
     try:
-        async with asyncio.timeout(TIME_OUT), asyncio.TaskGroup() as group:
-            output, errors = (group.create_task(_read(stream)) for stream in (process.stdout, process.stderr))
-        async with asyncio.timeout(TIME_OUT):
-            code = await process.wait()
+        ended = await program.run(arguments, seconds=TIME_OUT, most=LONGEST_OUTPUT, environment=environment)
     except TimeoutError:
         raise ConfigurationError(f"exec: {name} took more than {TIME_OUT:g} s and was killed") from None
-    except ExceptionGroup:
+    except OverflowError:
         raise ConfigurationError(f"exec: {name} wrote more than {LONGEST_OUTPUT >> 20} MiB and was killed") from None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(TimeoutError):  # asyncio knows of the end when the outputs have been read to theirs
-            async with asyncio.timeout(_LAST_WORDS):
-                await asyncio.gather(_discard(process.stdout), _discard(process.stderr), process.wait())
-    if code != 0:
-        said = " ".join(errors.result().decode(errors="replace").split())[:_NAMED]
-        raise ConfigurationError(f"exec: {name} returned {code}: {said}")
-    return output.result()
-
-
-async def _read(stream: asyncio.StreamReader | None) -> bytes:
-    """All that is written; ValueError for too much."""
-    text = bytearray()
-    while stream is not None and (piece := await stream.read(1 << 16)):
-        text += piece
-        if len(text) > LONGEST_OUTPUT:
-            raise ValueError("too long")
-    return bytes(text)
-
-
-async def _discard(stream: asyncio.StreamReader | None) -> None:
-    while stream is not None and await stream.read(1 << 16):
-        pass
+    if ended.code != 0:
+        said = " ".join(ended.errors.decode(errors="replace").split())[:_NAMED]
+        raise ConfigurationError(f"exec: {name} returned {ended.code}: {said}")
+    return ended.output
