@@ -14,7 +14,7 @@ from kroute.cli.parameters.options import DURATION, Parsed
 from kroute.cli.parameters.run_options import settings_in_force
 from kroute.cli.parameters.settings_command import FlagsCommand
 from kroute.cli.terminal.formats import output_option, show
-from kroute.cli.terminal.output import DONE, FAILURE, complain, plain, refusing
+from kroute.cli.terminal.output import DONE, FAILURE, complain, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.kernel.errors import KernelError
 from kroute.migration.hand_over import HandOver, hand_over, look_back, until_it_serves
@@ -162,7 +162,7 @@ def print_outcome(outcome: Outcome, screen: Screen) -> None:
 
 
 def _show_leftovers(proxy: OtherProxy, leftovers: Leftovers, how: str) -> int:
-    show(leftovers.as_document(), how, lambda _, screen: print_leftovers(proxy, plain(leftovers), screen))
+    show(leftovers.as_document(), how, lambda _, screen: print_leftovers(proxy, leftovers, screen))
     for line in leftovers.warnings:
         complain(line)
     return DONE

@@ -7,6 +7,7 @@ import click
 import msgspec
 
 from kroute import __version__
+from kroute.base.printable import printable
 from kroute.cli.fleet.agents import FleetNode, decoded
 from kroute.cli.fleet.kubectl import KubectlError, Output
 from kroute.cli.fleet.survey import usual
@@ -180,4 +181,4 @@ def print_answers(answers: NodeAnswers, screen: Screen) -> None:
         if answered.error:
             screen.line(f"no answer: {answered.error}", fg="red")
         for line in answered.lines:
-            click.echo(line)
+            click.echo(printable(line))

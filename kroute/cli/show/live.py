@@ -17,7 +17,7 @@ from rich.text import Text
 
 from kroute.base.wording import host_port
 from kroute.cli.show.table import ask_or_read, narrowed
-from kroute.cli.terminal.output import DONE, plain, refusing
+from kroute.cli.terminal.output import DONE, refusing
 from kroute.cli.terminal.screen import Screen, TextTable, number, size, terminal_width
 from kroute.inspect.figures import Rates
 from kroute.inspect.snapshot import Snapshot
@@ -107,7 +107,7 @@ async def _watch(watch: Watch) -> None:
         with Live(console=console, auto_refresh=False) as live:
             await _follow(watch, lambda rates: live.update(drawn(rates, watch.how, console.size.height), refresh=True))
     else:
-        await _follow(watch, lambda rates: print_rates(plain(rates), Screen.of_this_process(watch.how)))
+        await _follow(watch, lambda rates: print_rates(rates, Screen.of_this_process(watch.how)))
 
 
 async def _follow(watch: Watch, show: Callable[[RateList], None]) -> None:
@@ -173,7 +173,7 @@ def drawn(found: RateList, how: str, height: int) -> Text:
 
     What does not fit is counted in the last line.
     """
-    screen, rows = Screen.of_this_process(how), plain(found).items
+    screen, rows = Screen.of_this_process(how), found.items
     shown = rows[:height]
     while len(lines := _lines(shown, len(rows) - len(shown), screen)) > height and shown:
         shown = shown[: -max(1, (len(lines) - height) // 8)]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from kroute.cli.terminal.output import plain
+from kroute.base.printable import printable
 from kroute.cli.terminal.screen import Screen
 from kroute.model.document import Document, encode
 
@@ -46,13 +46,10 @@ def _set_color(context: click.Context, _parameter: click.Parameter, choice: str)
 
 
 def show(found: Found, how: str, draw: Callable[[Found, Screen], None]) -> None:
-    """Write a document in one of FORMATS. For people, `draw` gets it with its control characters escaped.
-
-    JSON and YAML are exact.
-    """
+    """Write a document in one of FORMATS. For people, `draw` writes it to a screen. JSON and YAML are exact."""
     if how == "name":
         for name in dict.fromkeys(found.names()):
-            click.echo(plain(name))
+            click.echo(printable(name))
     elif how == "json":
         click.echo(msgspec.json.format(encode(found)))
     elif how == "yaml":
@@ -61,4 +58,4 @@ def show(found: Found, how: str, draw: Callable[[Found, Screen], None]) -> None:
         text = yaml.safe_dump(msgspec.json.decode(encode(found)), sort_keys=False, allow_unicode=True)
         click.echo(text.encode(), nl=False)
     else:
-        draw(plain(found), Screen.of_this_process(how))
+        draw(found, Screen.of_this_process(how))

@@ -1,15 +1,12 @@
 """What all commands have in common: how they end and write, and the help of a group of them.
 
-Results go to standard output, as text or in a format for programs. Reasons for a failure go to standard error. In text,
-`plain` escapes the control characters of objects' values, so that they neither move the cursor nor set colours. JSON is
-exact.
+Results go to standard output, as text or in a format for programs. Reasons for a failure go to standard error.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from errno import EACCES, EPERM
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar
 
 import click
 
@@ -29,8 +26,6 @@ EXIT_CODES: Mapping[int, str] = {
 
 AS_ROOT = "run this command as root, in the host's network namespace"
 """The next step where privileges are missing."""
-
-T = TypeVar("T")
 
 
 class CommandRefusedError(Exception):
@@ -61,29 +56,6 @@ def lacks_privileges(error: Exception) -> bool:
 def complain(sentence: object) -> None:
     """Write a line to standard error, with the program's name."""
     click.echo(f"kroute: {printable(str(sentence))}", err=True)
-
-
-def plain(value: T) -> T:
-    """The same value, with the control characters escaped in every text at any depth."""
-    return cast("T", _plain(value))
-
-
-def _plain(value: Any) -> Any:
-    import msgspec  # noqa: PLC0415  0.02 s for a command that has no Struct
-
-    match value:
-        case str() if not isinstance(value, Enum):
-            return printable(value)
-        case msgspec.Struct():
-            fields = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
-            return msgspec.structs.replace(value, **fields)
-        case tuple() if hasattr(value, "_fields"):
-            return type(value)(*map(_plain, value))
-        case list() | tuple() | set() | frozenset():
-            return type(value)(map(_plain, value))
-        case dict():
-            return {_plain(name): _plain(part) for name, part in value.items()}
-    return value
 
 
 def _of_another_proxy(error: click.ClickException) -> str:

@@ -4,6 +4,8 @@ A table is never cut, and a number is never folded. A table that fits its width 
 names in the first column get a line of their own, and a table of groups is written in two levels: the outer columns on
 a line, and the other columns indented below. So every column is there at every width, and what is wider than the
 terminal even then is left to the terminal, which folds lines without losing anything.
+
+The control characters of objects' values are escaped, so that they neither move the cursor nor set colours.
 """
 
 import sys
@@ -13,6 +15,8 @@ from itertools import groupby
 from typing import Any, Self
 
 import click
+
+from kroute.base.printable import printable
 
 GAP = "  "
 INDENT = "  "
@@ -41,7 +45,7 @@ def _shortened(value: float, base: int, units: Sequence[str]) -> str:
 
 
 class TextTable:
-    """Rows of cells, each a text without line breaks.
+    """Rows of cells, each a text of one line.
 
     The first `outer` columns describe a group of rows, such as a virtual server with its real servers. Every row has
     them. Columns in `numbers` are right-aligned.
@@ -55,7 +59,7 @@ class TextTable:
 
     def add(self, *cells: object) -> None:
         """Add a row with a cell for each column."""
-        row = tuple(map(str, cells))
+        row = tuple(printable(str(cell)) for cell in cells)
         if len(row) != len(self._headings):
             raise ValueError(f"{len(row)} cells for {len(self._headings)} columns")
         self._rows.append(row)
@@ -177,6 +181,7 @@ class Screen:
 
     def folded(self, text: str, hang: int = 0) -> list[str]:
         """The lines of a text, folded between words only. A word that is longer than a line stays whole."""
+        text = printable(text)
         if self.width is None or len(text) <= self.width:
             return [text]
         indent = len(text) - len(text.lstrip(" "))

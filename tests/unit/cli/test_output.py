@@ -7,6 +7,7 @@ import pytest
 
 from kroute.checks.finding import failed
 from kroute.cli.explain import print_explanations
+from kroute.cli.kubectl.printing import NodeAnswer, NodeAnswers, print_answers
 from kroute.cli.plan import print_changes
 from kroute.cli.show.live import RateList, RateRow, print_rates
 from kroute.cli.show.service import ServiceReport, print_report
@@ -18,12 +19,11 @@ from kroute.inspect.dry_run import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Explanation, ExplanationList
 from kroute.kernel.errors import KernelError
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import Problem, Protocol, ServicePlan, VirtualServerKey
+from kroute.model.plan import Problem, ServicePlan
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView
 from tests.builders import service
 
 HOSTILE = "\x1b[2J\x1b]0;root\a\u202ex\x9b1m\r\n"
-KEY = VirtualServerKey(Protocol.TCP, "10.96.0.10", 80)
 FRONTEND = FrontendView(
     *("TCP", "10.96.0.10", 80, HOSTILE, "clusterIP", "Cluster", HOSTILE),
     [EndpointView("10.244.1.1", 80, HOSTILE, True, HOSTILE)],
@@ -58,6 +58,7 @@ FOUND = {
         RateList([RateRow(HOSTILE, HOSTILE, HOSTILE, 1, *[0] * 7)]),
         print_rates,
     ),
+    "kubectl kroute": (NodeAnswers([NodeAnswer(HOSTILE, lines=[HOSTILE])]), print_answers),
 }
 
 
@@ -74,15 +75,14 @@ def test_programs_get_what_the_object_says(capfdbinary: pytest.CaptureFixture[by
     assert msgspec.json.decode(capfdbinary.readouterr().out)["problems"] == [HOSTILE]
 
 
+def test_no_name_of_an_object_moves_a_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    formats.show(NodeAnswers([NodeAnswer(HOSTILE)]), "name", print_answers)
+    assert capsys.readouterr().out == "\\x1b[2J\\x1b]0;root\\x07\\u202ex\\x9b1m\\x0d\\x0a\n"
+
+
 def test_a_complaint_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
     output.complain(f"no Service {HOSTILE}")
     assert capsys.readouterr().err == "kroute: no Service \\x1b[2J\\x1b]0;root\\x07\\u202ex\\x9b1m\\x0d\\x0a\n"
-
-
-def test_what_is_no_text_stays_as_it_is() -> None:
-    found = (KEY, {"a": (1, None, 2.5)}, frozenset({Protocol.UDP}), [True])
-    assert output.plain(found) == found
-    assert type(output.plain(KEY)) is VirtualServerKey
 
 
 @pytest.mark.parametrize(
