@@ -62,13 +62,15 @@ class Value(NamedTuple):
 class Values(msgspec.Struct):
     """What to install with. `remarks`: what was found and is not taken, with the reason.
 
-    `iptables` is when the chart's value of this name has to be true, or empty.
+    `iptables` is when the chart's value of this name has to be true, or empty. `parsed` are the settings as
+    `settings_of` takes them.
     """
 
     api_servers: list[Address] = msgspec.field(default_factory=list)
     api_source: str = ""
     iptables: str = ""
     settings: dict[str, Value] = msgspec.field(default_factory=dict)
+    parsed: dict[str, Any] = msgspec.field(default_factory=dict)
     remarks: list[str] = msgspec.field(default_factory=list)
     findings: list[Finding] = msgspec.field(default_factory=list)
 
@@ -84,6 +86,7 @@ class Values(msgspec.Struct):
             return False
         elements = [str(each) for each in parsed] if option.multiple else []
         self.settings[name] = Value(elements or _of_chart(value, option), source)
+        self.parsed[str(option.name)] = parsed
         return True
 
     def remark(self, sentence: str) -> None:
@@ -154,12 +157,8 @@ def _of_chart(value: object, option: click.Parameter) -> Any:
 
 def _check_together(values: Values) -> None:
     """Whether `kroute run` takes all settings at once, such as a mode and what it needs."""
-    arguments = []
-    for name, (value, _) in values.settings.items():
-        text = ",".join(value) if isinstance(value, list) else str(value)
-        arguments += [f"--{name}={text}"] if not isinstance(value, bool) else [f"--{name}"] if value else []
     try:
-        settings_of(_run.make_context("run", arguments).params)
+        settings_of(_run.make_context("run", []).params | values.parsed)
     except click.UsageError as error:
         values.findings.append(failed(SETTINGS, error.message, "correct the settings in values.yaml"))
 
@@ -288,21 +287,15 @@ def _take_flags(values: Values, container: Container, source: str, table: OtherF
         if value is None:
             continue
         try:
-            ours = translated([f"--{name}={value}"], own)
+            words = translated([f"--{name}={value}"], own)
+            meant, _, options = _run.make_parser(click.Context(_run)).parse_args(words)
         except click.UsageError as error:
             values.remark(f"{source}, --{name}: {error.message}")
             continue
-        for option, meant in _pairs(ours):
-            if option in _OPTIONS and option not in OF_THE_POD:
-                values.set(option, meant, f"{source}, --{name}")
-
-
-def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
-    """The names and values of options; a switch has the value true."""
-    for word, following in zip(words, [*words[1:], "--"], strict=False):
-        name, equals, value = word.partition("=")
-        if name.startswith("--"):
-            yield name.removeprefix("--"), value if equals else "true" if following.startswith("--") else following
+        for option in options:
+            ours = option.opts[0].removeprefix("--")
+            if ours not in OF_THE_POD:
+                values.set(ours, meant[str(option.name)], f"{source}, --{name}")
 
 
 # Addresses and networks
