@@ -34,12 +34,11 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
         content = yaml.safe_load(path.read_text()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise click.BadParameter(f"cannot read {path}: {in_words(error)}", ctx, param) from None
-    if is_kube_proxy_configuration(content):
-        _use_kube_proxy_configuration(ctx, param, path, content)
-        return path
-    if not isinstance(content, dict):
-        raise click.BadParameter(f"{path} must hold `name: value` pairs, named like the flags", ctx, param)
     allowed = _settings(ctx, param)
+    if is_kube_proxy_configuration(content):
+        content = _of_kube_proxy(ctx, param, path, content)
+    elif not isinstance(content, dict):
+        raise click.BadParameter(f"{path} must hold `name: value` pairs, named like the flags", ctx, param)
     for name in content:
         if name not in allowed:
             message = f"{path}: {name!r} is not a setting; allowed: {', '.join(sorted(allowed))}"
@@ -48,10 +47,10 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     return path
 
 
-def _use_kube_proxy_configuration(
+def _of_kube_proxy(
     ctx: click.Context, param: click.Parameter, path: Path, content: Mapping[str, Any]
-) -> None:
-    """Use the fields that apply as defaults. The others are kept for `tell_of_unused_fields`."""
+) -> dict[str, Any]:
+    """The settings of a kube-proxy configuration that apply. Other fields are kept for `tell_of_unused_fields`."""
     from kroute.migration.kube_proxy_configuration import ConfigurationFieldError, translate  # noqa: PLC0415  as above
 
     allowed = _settings(ctx, param)
@@ -59,19 +58,18 @@ def _use_kube_proxy_configuration(
         settings_, remarks = translate(content)
     except ConfigurationFieldError as error:
         raise click.BadParameter(f"{path}: {error}", ctx, param) from None
-    defaults: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, value, field, is_default in settings_:
         if name not in allowed:
             remarks |= {} if is_default else {field: f"kroute {ctx.info_name} has no such setting"}
             continue
-        written = as_written(value, allowed[name])
         try:
-            allowed[name].type_cast_value(ctx, written)
+            allowed[name].type_cast_value(ctx, as_written(value, allowed[name]))
         except click.BadParameter as error:
             raise click.BadParameter(f"{path}: {field}: {error.message}", ctx, param) from None
-        defaults[str(allowed[name].name)] = written
-    ctx.default_map = defaults
+        found[name] = value
     ctx.meta[_UNUSED_FIELDS] = remarks
+    return found
 
 
 def begin_log(settings: Settings, differing: Mapping[str, str]) -> None:
