@@ -8,7 +8,6 @@ for either. Each agent is asked within its own time: what one does not answer co
 import asyncio
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -197,11 +196,3 @@ async def _ask(kubectl: Kubectl, pod: AgentPod, answer: str, words: Sequence[str
             return EXEC, (await run(kubectl, pod, words)).out
         except KubectlError as error:
             raise KubectlError(f"{PROXY}: {refusal}; {EXEC}: {error}") from None
-
-
-def decoded(output: bytes) -> Any:
-    """The JSON value that a command has written, or None."""
-    try:
-        return msgspec.json.decode(output)
-    except msgspec.DecodeError:
-        return None

@@ -78,7 +78,8 @@ def _ask(
         return []
 
 
-_FLAGS = ("context", "cluster", "user", "kubeconfig", "as", "as_group")
+_FLAGS = {"context": None, "cluster": None, "user": None, "kubeconfig": click.Path(), "as": None, "as-group": None}
+"""kubectl's own flags, with the types of those that are no plain text."""
 OPTIONS = (
     click.option(
         "--node",
@@ -88,19 +89,14 @@ OPTIONS = (
         help="The node whose agent is asked; all: every one.",
     ),
     click.option("-n", "--namespace", default=NAMESPACE, show_default=True, help="Where the agents' pods are."),
-    click.option("--context", default=None, help="As kubectl has it."),
-    click.option("--cluster", default=None, help="As kubectl has it."),
-    click.option("--user", default=None, help="As kubectl has it."),
-    click.option("--kubeconfig", type=click.Path(), default=None, help="As kubectl has it."),
-    click.option("--as", default=None, help="As kubectl has it."),
-    click.option("--as-group", default=None, help="As kubectl has it."),
+    *(click.option(f"--{flag}", type=kind, default=None, help="As kubectl has it.") for flag, kind in _FLAGS.items()),
 )
 
 
 def kubectl_of(options: Mapping[str, Any], seconds: float) -> Kubectl:
     """kubectl with the flags that the user has given."""
-    given = {name: options[name] for name in _FLAGS if options.get(name) is not None}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    values = {flag: options.get(flag.replace("-", "_")) for flag in _FLAGS}
+    flags = [f"--{flag}={value}" for flag, value in values.items() if value is not None]
     return Kubectl(flags, at_once=AT_ONCE, seconds=seconds)
 
 

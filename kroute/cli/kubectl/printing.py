@@ -8,7 +8,7 @@ import msgspec
 
 from kroute import __version__
 from kroute.base.printable import printable
-from kroute.cli.fleet.agents import FleetNode, decoded
+from kroute.cli.fleet.agents import FleetNode
 from kroute.cli.fleet.kubectl import KubectlError, Output
 from kroute.cli.fleet.survey import usual
 from kroute.cli.status import print_problem
@@ -107,9 +107,11 @@ def answer(node: FleetNode, found: Output | KubectlError) -> NodeAnswer:
     differences = list(node.differences)
     if isinstance(found, KubectlError):
         return NodeAnswer(node.node, error=str(found), differences=differences)
-    value = decoded(found.out)
-    lines = found.out.decode(errors="replace").splitlines() if value is None else []
-    return NodeAnswer(node.node, found.code, value, lines, differences=differences)
+    try:
+        return NodeAnswer(node.node, found.code, msgspec.json.decode(found.out), differences=differences)
+    except msgspec.DecodeError:
+        lines = found.out.decode(errors="replace").splitlines()
+        return NodeAnswer(node.node, found.code, lines=lines, differences=differences)
 
 
 def marked(answers: list[NodeAnswer]) -> list[NodeAnswer]:
