@@ -170,16 +170,11 @@ def with_problems(status: Status, problems: Iterable[StatusProblem]) -> Status:
 def served(plans: Collection[ServicePlan], kernel: Figures | None) -> Served:
     """The counts of these plans, and of what the kernel has of them; None: it could not be read."""
     servers = [server for plan in plans for server in plan.virtual_servers]
-    planned = Served(len(plans), len(servers), sum(len(server.real_servers) for server in servers))
+    planned = len(plans), len(servers), sum(len(server.real_servers) for server in servers)
     if kernel is None:
-        return planned
-    return msgspec.structs.replace(
-        planned,
-        refusing=kernel.refusing,
-        missing=kernel.missing,
-        missing_real_servers=kernel.missing_real_servers,
-        connections=kernel.active,
-        inactive=kernel.inactive,
+        return Served(*planned)
+    return Served(
+        *planned, kernel.refusing, kernel.missing, kernel.missing_real_servers, kernel.active, kernel.inactive
     )
 
 

@@ -63,6 +63,6 @@ async def _lines(items: list[T], encode: Callable[[T], bytes]) -> bytes:
             lines.append(encode(item))
             size += len(lines[-1]) + 1
             if size > MOST_BYTES:
-                lines.append(msgspec.json.encode({"omitted": len(items) - len(lines)}))
-                return b"\n".join([*lines, b""])
+                omitted = msgspec.json.encode({"omitted": len(items) - len(lines)})
+                return b"\n".join([*lines, omitted, b""])
     return b"\n".join([*lines, b""])
