@@ -67,15 +67,13 @@ class Measurement(NamedTuple):
 
 
 class LatencyStatistics(msgspec.Struct):
-    """The latencies of all plans since the start: how many plans are completed, their total seconds, and a histogram.
+    """The latencies of all plans since the start: `seconds` has those of the completed ones.
 
     `waiting` is how many Services have plans in progress. `oldest` is for how many seconds the first of these plans has
     been.
     """
 
-    count: int
-    total: float
-    buckets: list[int]
+    seconds: Histogram
     waiting: int
     oldest: float
 
@@ -170,9 +168,7 @@ class ChangeObserver:
         """The current programming latencies."""
         oldest = min((underway[0].since for underway in self._underway.values()), default=None)
         return LatencyStatistics(
-            count=self._latency.count,
-            total=self._latency.sum,
-            buckets=self._latency.counts,
+            seconds=self._latency,
             waiting=len(self._underway),
             oldest=self._clock() - oldest if oldest is not None else 0.0,
         )

@@ -37,16 +37,14 @@ class Round(NamedTuple):
 
 
 class LoopStatistics(msgspec.Struct):
-    """Rounds of the loop since its start: how many, their total seconds, the longest, and a histogram.
+    """Rounds of the loop since its start, and the longest.
 
     `longest` and `longest_cpu` may be of two rounds.
     """
 
-    rounds: int
-    busy: float
+    rounds: Histogram
     longest: float
     longest_cpu: float
-    buckets: list[int]
 
 
 class LoopWatch:
@@ -84,9 +82,7 @@ class LoopWatch:
 
     def statistics(self) -> LoopStatistics:
         """The current counts. `longest` is 0 as long as no round has taken `LONG`."""
-        return LoopStatistics(
-            self._rounds.count, self._rounds.sum, self._longest, self._longest_cpu, self._rounds.counts
-        )
+        return LoopStatistics(self._rounds, self._longest, self._longest_cpu)
 
 
 class _TimedSelector(selectors.EpollSelector):

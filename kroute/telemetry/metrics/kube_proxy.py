@@ -7,14 +7,12 @@ metric of kube-proxy's.
 
 from collections.abc import Callable
 
-from kroute.base.histogram import Histogram
 from kroute.controllers.service_proxy.controller import ServiceProxy
 from kroute.model.objects import EndpointSlice, Service
 from kroute.telemetry.changes import FAMILIES
 from kroute.telemetry.health import HealthEndpoint
 from kroute.telemetry.metrics.exposition import Samples, Value
 from kroute.telemetry.metrics.scrape import Row, Scrape, Series, by, counter, gauge, histogram, one
-from kroute.watchers.kubernetes.requests import LATENCY_BOUNDS
 
 
 def _of_each_family(value: Callable[[Scrape], Value]) -> Series:
@@ -36,7 +34,7 @@ def _requests(now: Scrape) -> Samples:
 
 def _request_durations(now: Scrape) -> Samples:
     for series in now.statistics.requests:
-        yield (series.method, series.host), Histogram.of_counts(LATENCY_BOUNDS, series.buckets, series.seconds)
+        yield (series.method, series.host), series.seconds
 
 
 # fmt: off

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 
-from kroute.base.histogram import Histogram
 from kroute.checks.running_proxies import Sign
-from kroute.telemetry import changes, loop_watch
 from kroute.telemetry.metrics.scrape import Row, Scrape, Series, by, counter, fields_of, gauge, histogram, one
 
 _CONTROLLER = "controller"
@@ -24,16 +22,6 @@ def _by_client(field: str) -> Series:
 
 def _by_proxy(sign: Callable[[Scrape], Sign | None]) -> Series:
     return by("proxy", lambda now: [(found.proxy, 1)] if (found := sign(now)) is not None else [])
-
-
-def _loop(now: Scrape) -> Histogram:
-    loop = now.statistics.loop
-    return Histogram.of_counts(loop_watch.BOUNDS, loop.buckets, loop.busy)
-
-
-def _latency(now: Scrape) -> Histogram:
-    found = now.statistics.latency
-    return Histogram.of_counts(changes.LATENCY_BOUNDS, found.buckets, found.total)
 
 
 # fmt: off
@@ -63,13 +51,15 @@ ROWS: tuple[Row, ...] = (
     counter("kroute_resyncs_total", "Comparisons of all of the kernel's state.", _by_controller("resyncs")),
     counter("kroute_looks_total", "Looks that found no reason for a resync.", _by_controller("looks")),
     histogram("kroute_programming_duration_seconds",
-              "From reading a change to its Service's being as it should be in the kernel.", one(_latency)),
+              "From reading a change to its Service's being as it should be in the kernel.",
+              one(lambda now: now.statistics.latency.seconds)),
     gauge("kroute_programming_waiting", "Services whose changes are on their way to the kernel.",
           one(lambda now: now.statistics.latency.waiting)),
     gauge("kroute_programming_oldest_seconds", "For how long the first of them has been on its way.",
           one(lambda now: now.statistics.latency.oldest)),
     histogram("kroute_loop_round_duration_seconds",
-              "Rounds of the event loop: while one lasts, nothing else happens.", one(_loop)),
+              "Rounds of the event loop: while one lasts, nothing else happens.",
+              one(lambda now: now.statistics.loop.rounds)),
     gauge("kroute_loop_longest_round_seconds", "The longest round so far; 0 below ten milliseconds.",
           one(lambda now: now.statistics.loop.longest)),
     gauge("kroute_loop_longest_round_cpu_seconds", "The most processor time that one of them took.",

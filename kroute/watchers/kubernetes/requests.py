@@ -87,13 +87,12 @@ NO_ANSWER = "<error>"
 
 
 class RequestSeries(msgspec.Struct):
-    """The requests of one method to one server: by status, how many took how long in each range, and all seconds."""
+    """The requests of one method to one server: by status, and how many seconds they took."""
 
     host: str
     method: str
     codes: dict[str, int]
-    buckets: list[int]
-    seconds: float
+    seconds: Histogram
 
 
 class ApiUse(msgspec.Struct):
@@ -135,6 +134,6 @@ class RequestStatistics:
     def series(self) -> list[RequestSeries]:
         """The counts by server and method."""
         return [
-            RequestSeries(host, method, dict(codes), latency.counts, latency.sum)
+            RequestSeries(host, method, dict(codes), latency)
             for (host, method), (codes, latency) in self._counted.items()
         ]

@@ -35,7 +35,7 @@ def test_a_callback_that_holds_the_loop_is_a_long_round():
     statistics = watch.statistics()
     assert statistics.longest == pytest.approx(0.3)
     assert [it.seconds for it in watch.long_rounds] == [pytest.approx(0.3)]
-    assert statistics.buckets[BOUNDS.index(0.5)] == 1
+    assert statistics.rounds.counts[BOUNDS.index(0.5)] == 1
 
 
 def test_a_stop_of_the_machine_is_no_processor_time():
@@ -88,7 +88,7 @@ def test_waiting_is_not_counted(monkeypatch: pytest.MonkeyPatch):
 
     run(watch, wait())
     assert clock.now >= 100.11
-    assert watch.statistics().busy == pytest.approx(0.02)
+    assert watch.statistics().rounds.sum == pytest.approx(0.02)
 
 
 def test_every_round_is_in_one_bucket():
@@ -100,4 +100,4 @@ def test_every_round_is_in_one_bucket():
 
     run(watch, work())
     statistics = watch.statistics()
-    assert statistics.rounds == sum(statistics.buckets) >= 50
+    assert statistics.rounds.count >= 50

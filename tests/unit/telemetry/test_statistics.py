@@ -7,6 +7,7 @@ import sys
 import msgspec
 
 from bench.place.host import cpu_seconds
+from kroute.base.histogram import Histogram
 from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
 from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
@@ -37,7 +38,7 @@ def test_what_the_parts_count_survives_the_way_over_the_socket():
         sockets={"ipvs": NetlinkStatistics(messages=7, seconds=0.5)},
         loop=LoopWatch().statistics(),
         latency=ChangeObserver("node").statistics(),
-        requests=[RequestSeries("10.0.0.1:443", "GET", {"200": 3}, [1, 2], 0.5)],
+        requests=[RequestSeries("10.0.0.1:443", "GET", {"200": 3}, Histogram((1.0,), [1, 2], 0.5))],
         api_server="https://10.0.0.1",
         api_failovers=1,
     )
