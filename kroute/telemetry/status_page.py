@@ -20,7 +20,9 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan, Vip
 from kroute.planning.endpoint_reasons import FrontendView
 from kroute.reconcile.batches import in_turns, sliced
+from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.comparison.virtual_servers import Condition
+from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.agent_parts import AgentParts
 from kroute.telemetry.agent_status import AgentStatus
 from kroute.telemetry.health import Health, HealthEndpoint, ProbeAnswer
@@ -159,19 +161,6 @@ def _row(plan: ServicePlan, figures: Figures | None, rates: Rates | None) -> Pag
     )
 
 
-class ControllerRow(View):
-    """One controller. `depth` and `lag` (seconds) are those of its queue."""
-
-    name: str
-    depth: int
-    lag: float
-    writes: int
-    repairs: int
-    failures: int
-    waiting: int
-    last_resync: float
-
-
 class Content(View):
     """Everything on the page. `rates` are those of all Services together, None until they are known.
 
@@ -182,7 +171,8 @@ class Content(View):
     status: Status
     rates: Rates | None
     services: ServicesPage
-    controllers: list[ControllerRow]
+    controllers: dict[str, ControllerStatistics]
+    queues: list[QueueStatistics]
     changes: list[RecentEvent]
     refresh_after: float
 
@@ -224,7 +214,8 @@ class StatusPage:
             status=await self._status.status(),
             rates=self._meter.total,
             services=await services_page(self._parts.broadcaster.services, figures, self._meter.rates_of, question),
-            controllers=self._controller_rows(),
+            controllers=self._parts.controllers.statistics(),
+            queues=self._parts.broadcaster.statistics(),
             changes=list(logs.RECENT.newest_first),
             refresh_after=self._refresh_after,
         )
@@ -261,22 +252,6 @@ class StatusPage:
     @property
     def _refresh_after(self) -> float:
         return max(SHORTEST_REFRESH, self._status.kernel.worth)
-
-    def _controller_rows(self) -> list[ControllerRow]:
-        queues = {queue.subscriber: queue for queue in self._parts.broadcaster.statistics()}
-        return [
-            ControllerRow(
-                name=name,
-                depth=queues[name].depth,
-                lag=queues[name].lag,
-                writes=work.writes,
-                repairs=work.repairs,
-                failures=work.failures,
-                waiting=work.waiting,
-                last_resync=work.last_resync,
-            )
-            for name, work in self._parts.controllers.statistics().items()
-        ]
 
 
 async def _state_and_traffic(

@@ -34,7 +34,7 @@ function showNode(content) {
   problems(byId("problems"), status.problems, status.reasons);
   showOverview(content);
   showServices(content.services);
-  showControllers(content.controllers);
+  showControllers(content);
   fill(byId("changes"), content.changes.map((it) => [clock(it.time), [it.event, it.level], [it.details, "details"]]));
 }
 
@@ -62,12 +62,15 @@ function showOverview({ status, rates }) {
   say("trend-span", loop.trend.length > 1 ? `at most ${rate(Math.max(...loop.trend))}` : "since this page was opened");
 }
 
-function showControllers(controllers) {
-  fill(byId("controllers"), controllers.map((it) => [
-    it.name, [count(it.depth), "number"], [`${it.lag.toFixed(1)} s`, "number"], [count(it.writes), "number"],
-    [count(it.repairs), "number"], [count(it.failures), it.failures ? "number bad" : "number"],
-    [count(it.waiting), it.waiting ? "number bad" : "number"], [clock(it.lastResync), "number"],
-  ]));
+function showControllers({ controllers, queues }) {
+  fill(byId("controllers"), queues.map(({ subscriber, depth, lag }) => {
+    const it = controllers[subscriber];
+    return [
+      subscriber, [count(depth), "number"], [`${lag.toFixed(1)} s`, "number"], [count(it.writes), "number"],
+      [count(it.repairs), "number"], [count(it.failures), it.failures ? "number bad" : "number"],
+      [count(it.waiting), it.waiting ? "number bad" : "number"], [clock(it.last_resync), "number"],
+    ];
+  }));
 }
 
 async function answer(url) {
