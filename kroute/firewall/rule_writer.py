@@ -15,7 +15,7 @@ K = TypeVar("K")
 class RuleWriter(Generic[K]):
     """Writes rules in parts; `K` is the key of a part. A part that the kernel refuses is logged once.
 
-    `hindered_by` says which other program has kept the last round from writing what the kernel could have; "" if none.
+    `hindered_by` says what has kept the last round from writing what the kernel could have; "" if nothing has.
     """
 
     hindering: ClassVar[frozenset[int]]
@@ -27,6 +27,9 @@ class RuleWriter(Generic[K]):
         self.failing: set[K] = set()
         self.standing: set[K] = set()
         """The parts that were right after they were last checked or written."""
+
+    def rules_hindered_by(self) -> str:
+        return self.hindered_by
 
     async def keep(
         self, key: K, write: Callable[[], Awaitable[tuple[object, list[str]]]], without: str, **where: str

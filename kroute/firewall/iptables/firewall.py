@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 import structlog
 
 from kroute.firewall.iptables.address_sets import PREFIX, SetGrowth, are_present, set_definitions, set_name
-from kroute.firewall.iptables.rules import IptablesRules
 from kroute.firewall.iptables.tables import LEGACY, IptablesTables
 from kroute.firewall.protocol import Prerequisites, SetCount
 from kroute.firewall.sets import ROOM, SHAPES, Capacity, Room, Sets
@@ -26,7 +25,7 @@ from kroute.settings import Settings
 log = structlog.get_logger(__name__)
 
 
-class IptablesFirewall:
+class IptablesFirewall(IptablesTables):
     """Owns the chains and sets whose names begin with KROUTE-."""
 
     def __init__(
@@ -37,11 +36,11 @@ class IptablesFirewall:
         *,
         room: Room = ROOM,
     ) -> None:
+        super().__init__(settings, xtables)
         self._ipset = ipset
         self._room = room
         self._growth = SetGrowth(ipset, room)
         self._definitions = set_definitions(room)
-        self._tables = IptablesTables(settings, xtables)
         self._looks: defaultdict[str, LastLook] = defaultdict(LastLook)
         """For each set. ipset does not report changes, so the kernel lists the whole set for a digest."""
         self._leftover_sets: set[str] = set()
@@ -93,18 +92,12 @@ class IptablesFirewall:
 
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
         """Write the rules of all tables, then destroy the sets that only the rules of an earlier version used."""
-        drift, is_same = await self._tables.ensure(node)
+        drift, is_same = await self.ensure(node)
         if not is_same:
             for look in self._looks.values():
                 look.wrote()  # a set counts the rules that refer to it
         await self._destroy_leftover_sets()
         return drift
-
-    def enforces(self, family: Family) -> bool:
-        return self._tables.enforce(family)
-
-    def rules_hindered_by(self) -> str:
-        return self._tables.hindered_by
 
     async def is_untouched(self) -> bool:
         """Never known: neither ipset nor the tables count their changes."""
@@ -118,9 +111,6 @@ class IptablesFirewall:
                     return False
         return True
 
-    async def are_rules_untouched(self) -> bool:
-        return await self._tables.are_untouched()
-
     async def follow(self, changed: Callable[[], None]) -> None:
         """Return at once: neither ipset nor the tables report their changes."""
 
@@ -128,7 +118,7 @@ class IptablesFirewall:
         return await are_present(self._ipset)
 
     async def remove(self, report: CleanupReport) -> None:
-        await self._tables.remove(report)
+        await super().remove(report)
         for name in sorted(name for name in await self._ipset.names() if name.startswith(PREFIX)):
             with report.step(f"set {name}"):
                 await self._ipset.destroy(name)
@@ -142,15 +132,9 @@ class IptablesFirewall:
         names = {which: name for which in sets if (name := set_name(family, which)) in present}
         return {which: await self._ipset.read(name) for which, name in names.items()}
 
-    async def rules(self, family: Family, node: NodeFacts) -> IptablesRules:
-        return self._tables.expected(family, node)
-
-    async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:
-        return await self._tables.differences(family, node)
-
     async def prerequisites(self) -> Prerequisites:
         """Check the tables. The kernel makes a table when a program first reads or writes it."""
-        missing = {family: await self._tables.missing(family) for family in Family}
+        missing = {family: await self.missing(family) for family in Family}
         fulfilled = f"the kernel has the legacy tables {', '.join(LEGACY)}, for both families{await _variant()}"
         return Prerequisites("xtables", missing, fulfilled)
 
@@ -172,7 +156,7 @@ class IptablesFirewall:
 
     async def _remake(self, definition: SetDefinition) -> None:
         """Replace a set of another type or size. All rules of its family are deleted first, as some look it up."""
-        await self._tables.withdraw(definition.family)
+        await self.withdraw(definition.family)
         await self._ipset.destroy(definition.name)
         await self._ipset.create(definition)
 

@@ -50,7 +50,7 @@ Key = tuple[Variant, str]
 
 
 class IptablesTables(RuleWriter[Key]):
-    """Owns the chains whose names begin with KROUTE-."""
+    """Owns the chains whose names begin with KROUTE-: the part of the backend that writes rules."""
 
     hindering = frozenset({errno.EAGAIN})
 
@@ -74,11 +74,11 @@ class IptablesTables(RuleWriter[Key]):
         self._last_look = before if is_same and not self.failing else None
         return drift, is_same
 
-    async def are_untouched(self) -> bool:
+    async def are_rules_untouched(self) -> bool:
         """Whether all tables are as they were when they were last compared and found right."""
         return self._last_look is not None and self._last_look == await self._digests()
 
-    def enforce(self, family: Family) -> bool:
+    def enforces(self, family: Family) -> bool:
         """Whether the tables of ENFORCING were right after they were last checked or written."""
         return all((Variant(family.number, "legacy"), table) in self.standing for table in ENFORCING)
 
@@ -98,11 +98,10 @@ class IptablesTables(RuleWriter[Key]):
                 for what in await self._clients[variant].remove(table, PREFIX):
                     report.add(f"remove {family} {what} of {words}")
 
-    def expected(self, family: Family, node: NodeFacts) -> IptablesRules:
-        """The rules that one family should have."""
+    async def rules(self, family: Family, node: NodeFacts) -> IptablesRules:
         return family_rules(self._settings, family, node)
 
-    async def differences(self, family: Family, node: NodeFacts) -> list[str]:
+    async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:
         """What is wrong with the rules in the kernel, or why they cannot be read, one sentence each."""
         found = []
         for variant, table in [key for key in self._keys if key[0].family == family.number]:
@@ -144,7 +143,7 @@ class IptablesTables(RuleWriter[Key]):
         family = _FAMILIES[variant.family]
         if variant.name == "nft":
             return accepting_rules(self._settings, family)
-        return self.expected(family, node).of(table)
+        return family_rules(self._settings, family, node).of(table)
 
     async def _digests(self) -> list[Digest] | None:
         """The digests of all tables now; None if some are refused."""

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 from kroute.firewall.nftables.contents import SetContents
 from kroute.firewall.nftables.names import BY_NAME, DEFINITIONS, TABLES, full_name
-from kroute.firewall.nftables.rules import NftablesRules, family_rules
 from kroute.firewall.nftables.tables import NftablesTables
 from kroute.firewall.protocol import Prerequisites, SetCount
 from kroute.firewall.sets import ROOM, Capacity, Room, Sets
@@ -13,21 +12,18 @@ from kroute.kernel.clients import NftablesClient
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Element, SetEntry
-from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings
 
 
-class NftablesFirewall:
+class NftablesFirewall(NftablesTables):
     """Owns the tables `ip kroute` and `ip6 kroute` with all that is in them.
 
     The kernel's sets grow by themselves; this object keeps each at `room.most` elements.
     """
 
     def __init__(self, settings: Settings, nftables: NftablesClient, *, room: Room = ROOM) -> None:
-        self._settings = settings
-        self._nftables = nftables
+        super().__init__(settings, nftables)
         self._room = room
-        self._tables = NftablesTables(settings, nftables)
         self._contents = SetContents(nftables, room)
         self._known: set[Family] = set()
         self._reading: int | None = None
@@ -40,14 +36,14 @@ class NftablesFirewall:
     async def ensure_sets(self) -> list[str]:
         self._reading = self._read = self._untouched = None
         self._is_followed = self._is_following
-        generation = await self._nftables.foreign_generation()
+        generation = await self.nftables.foreign_generation()
         drift = []
         for family in Family:
-            made, wrong = await self._tables.ensure_sets(family)
+            made, wrong = await self.ensure_sets_of(family)
             for definition in made:
                 self._contents.made(family, BY_NAME[definition.name])
             drift += wrong
-        self._known = set(self._tables.supported)
+        self._known = set(self.supported)
         self._reading = generation
         return drift
 
@@ -56,7 +52,7 @@ class NftablesFirewall:
         return Capacity(self._room.most, self._room.most) if family in self._known else None
 
     async def elements(self) -> AsyncIterator[list[SetEntry]]:
-        for family in self._tables.supported:
+        for family in self.supported:
             async for part in self._contents.all(family):
                 yield part
         self._read = self._reading
@@ -74,18 +70,12 @@ class NftablesFirewall:
 
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
         async with self._transactions:
-            drift = await self._tables.ensure_rules(node)
-        if not all(map(self._tables.enforce, Family)):
+            drift = await super().ensure_rules(node)
+        if not all(map(self.enforces, Family)):
             self._untouched = None
         elif self._read is not None:
             self._untouched, self._read = self._read, None
         return drift
-
-    def enforces(self, family: Family) -> bool:
-        return self._tables.enforce(family)
-
-    def rules_hindered_by(self) -> str:
-        return self._tables.hindered_by
 
     async def is_untouched(self) -> bool:
         """Whether no other program has changed anything since the beginning of a resync that found everything right.
@@ -94,7 +84,7 @@ class NftablesFirewall:
         """
         if self._untouched is None:
             return False
-        return await self._nftables.foreign_generation() == self._untouched or self._is_followed
+        return await self.nftables.foreign_generation() == self._untouched or self._is_followed
 
     async def looks_untouched(self, count: SetCount) -> bool:
         del count
@@ -105,7 +95,7 @@ class NftablesFirewall:
 
     async def follow(self, changed: Callable[[], None]) -> None:
         """Runs until it is cancelled. KernelError if the kernel reports nothing, or not any more."""
-        async with self._nftables.foreign_changes(TABLES.values()) as changes:
+        async with self.nftables.foreign_changes(TABLES.values()) as changes:
             self._is_following = True
             try:
                 while True:
@@ -116,27 +106,17 @@ class NftablesFirewall:
                 self._is_following = self._is_followed = False
 
     async def is_present(self) -> bool:
-        return bool(await self._tables.present())
-
-    async def remove(self, report: CleanupReport) -> None:
-        """Delete the tables."""
-        await self._tables.remove(report)
+        return bool(await self.present())
 
     def set_name(self, family: Family, which: AddressSet) -> str:
         return full_name(family, which)
 
     async def read_sets(self, family: Family, sets: Collection[AddressSet] = tuple(AddressSet)) -> Sets:
-        state = await self._nftables.read(TABLES[family])
+        state = await self.nftables.read(TABLES[family])
         present = state.sets if state is not None else {}
         return {which: await self._contents.read(family, which) for which in sets if DEFINITIONS[which].name in present}
 
-    async def rules(self, family: Family, node: NodeFacts) -> NftablesRules:
-        return family_rules(self._settings, family, node)
-
-    async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:
-        return await self._tables.differences(family, node)
-
     async def prerequisites(self) -> Prerequisites:
         """Let the kernel check a table with all sets and rules, which it then does not make."""
-        missing = {family: await self._tables.unsupported(family) for family in Family}
+        missing = {family: await self.unsupported(family) for family in Family}
         return Prerequisites("nftables", missing, "the kernel has all of nf_tables that is needed, for both families")

@@ -54,14 +54,14 @@ TRIAL = f"{TABLE}-trial"
 
 
 class NftablesTables(RuleWriter[Family]):
-    """Owns the tables."""
+    """Owns the tables: the part of the backend that makes them, and writes their rules."""
 
     hindering = frozenset({errno.EINTR, errno.EAGAIN, errno.EBUSY})
 
     def __init__(self, settings: Settings, nftables: NftablesClient) -> None:
         super().__init__()
         self._settings = settings
-        self._nftables = nftables
+        self.nftables = nftables
         self._unsupported: dict[Family, str] = {}
 
     @property
@@ -69,17 +69,17 @@ class NftablesTables(RuleWriter[Family]):
         """The families whose tables the kernel could make, when that was last tried."""
         return [family for family in Family if family not in self._unsupported]
 
-    def enforce(self, family: Family) -> bool:
+    def enforces(self, family: Family) -> bool:
         """Whether the rules of the family were right after they were last checked or written."""
         return family in self.standing
 
-    async def ensure_sets(self, family: Family) -> tuple[list[NftSet], list[str]]:
+    async def ensure_sets_of(self, family: Family) -> tuple[list[NftSet], list[str]]:
         """Make the table, and the sets that are missing or of another kind; returns those, and what was wrong.
 
         KernelError if the kernel refuses for another reason than that it does not have the family.
         """
         table = TABLES[family]
-        state = await self._nftables.read(table)
+        state = await self.nftables.read(table)
         present = state.sets if state is not None else {}
         missing = [definition for definition in DEFINITIONS.values() if definition.name not in present]
         misshapen = [wanted for wanted in DEFINITIONS.values() if present.get(wanted.name, wanted) != wanted]
@@ -90,7 +90,7 @@ class NftablesTables(RuleWriter[Family]):
             self.standing.discard(family)
         made = missing + misshapen
         changes += [AddSet(definition) for definition in made]
-        failures = await self._nftables.transact(table, changes) if changes else []
+        failures = await self.nftables.transact(table, changes) if changes else []
         if any(failure.errno in UNSUPPORTED for failure in failures):
             self._report_unsupported(family, failures[0])
             return [], []
@@ -111,11 +111,14 @@ class NftablesTables(RuleWriter[Family]):
             drift += [f"table {TABLES[family]}: {what}" for what in found]
         return drift
 
-    async def differences(self, family: Family, node: NodeFacts) -> list[str]:
+    async def rules(self, family: Family, node: NodeFacts) -> NftablesRules:
+        return family_rules(self._settings, family, node)
+
+    async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:
         """What is wrong with the rules in the kernel, or why they cannot be read, one sentence each."""
         table = TABLES[family]
         try:
-            state = await self._nftables.read(table)
+            state = await self.nftables.read(table)
         except KernelError as error:
             return [f"table {table}: {error}"]
         if state is None:
@@ -124,7 +127,7 @@ class NftablesTables(RuleWriter[Family]):
 
     async def present(self) -> list[Family]:
         """The families whose tables exist, from any run."""
-        names = await self._nftables.tables()
+        names = await self.nftables.tables()
         return [family for family in Family if TABLES[family].listed_as in names]
 
     async def remove(self, report: CleanupReport) -> None:
@@ -132,29 +135,29 @@ class NftablesTables(RuleWriter[Family]):
         for family in await self.present():
             table = TABLES[family]
             with report.step(f"table {table}"):
-                _raise_first(table, await self._nftables.transact(table, [DeleteTable()]))
+                _raise_first(table, await self.nftables.transact(table, [DeleteTable()]))
                 report.add(f"delete table {table}")
 
     async def unsupported(self, family: Family) -> list[str]:
         """The kernel's errors for what it cannot make of the family's table, one sentence each. Makes nothing."""
         rules = family_rules(self._settings, family, NodeFacts(self._settings.node_name))
         table = Table(family.number, TRIAL)
-        refused = await self._nftables.validate(table, [AddTable()])
-        refused = refused or await self._nftables.validate(table, [AddTable(), *_everything(rules)])
+        refused = await self.nftables.validate(table, [AddTable()])
+        refused = refused or await self.nftables.validate(table, [AddTable(), *_everything(rules)])
         return [f"{_sentence(TABLES[family], failure)}; {_next_step(failure)}" for failure in refused]
 
     async def _rewrite(self, rules: NftablesRules) -> tuple[object, list[str]]:
         """Write the rules if something is wrong, and say what was."""
         table = TABLES[rules.family]
-        state = await self._nftables.read(table)
+        state = await self.nftables.read(table)
         if state is None:
             why = "another program has deleted it; making it at the next resync"
             raise KernelError(f"there is no table {table}: {why}")
         wrong = differences(state, rules)
         if wrong and state.is_dormant:  # alone: the kernel refuses new base chains in the same transaction
-            _raise_first(table, await self._nftables.transact(table, [AddTable()]))
+            _raise_first(table, await self.nftables.transact(table, [AddTable()]))
         if wrong:
-            _raise_first(table, await self._nftables.transact(table, rewriting(state, rules)))
+            _raise_first(table, await self.nftables.transact(table, rewriting(state, rules)))
         return rules.kernel_rules, wrong
 
     def _report_unsupported(self, family: Family, failure: Failure[NftChange]) -> None:
