@@ -67,10 +67,6 @@ class LeaseRequests(Protocol):
         """Replace the object at the path, if it still has the resourceVersion of the body. Returns it."""
 
 
-class _Document(msgspec.Struct):
-    spec: LeaseSpec | None = None
-
-
 class LeaseLock:
     """Reads and writes one Lease. Raises DecodeError if the server sends something else."""
 
@@ -107,13 +103,10 @@ def timestamp(now: datetime) -> str:
     return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-_decode_spec = msgspec.json.Decoder(_Document).decode
-
-
 def _decode(body: bytes) -> Lease:
     """Decode without `managedFields`: the API server keeps them if a write has none."""
-    spec = decoded(_decode_spec, body).spec
     document = decoded(_decode_document, body)
+    spec = msgspec.convert(document.get("spec"), LeaseSpec | None)
     if isinstance(metadata := document.get("metadata"), dict):
         metadata.pop("managedFields", None)
     return Lease(spec or LeaseSpec(), document)
