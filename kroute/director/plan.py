@@ -232,7 +232,7 @@ class _Directed:
         question = (family, port if self._is_local or by_endpoints else None)
         if (known := self._weights.get(question)) is None:
             counts = (yield from self._endpoints_on(family, port)) if by_endpoints else Counter[str | None]()
-            chosen = [(RealServer(address, 0), _traits(name)) for address, name in candidates]
+            chosen = [(RealServer(address, 0), Traits(name)) for address, name in candidates]
             pods = {server: counts[traits.node_name] for server, traits in chosen} if by_endpoints else {}
             yield len(candidates)
             facts = WeightFacts(self._nodes.traits, pods)
@@ -315,19 +315,6 @@ class _Checks:
         if self._health is not None:
             return self._health
         return self._of_port[key.port] if key.protocol is Protocol.TCP else self._nothing
-
-
-def _traits(node: str) -> Traits:
-    """A node as a real server."""
-    return Traits(
-        node,
-        is_ready=True,
-        is_leaving=False,
-        preference=(True, True, True),
-        has_hints=False,
-        for_nodes=frozenset(),
-        for_zones=frozenset(),
-    )
 
 
 def _no_locality() -> Problem:

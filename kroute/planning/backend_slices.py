@@ -57,12 +57,12 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
     """
 
     node_name: str | None
-    is_ready: bool
-    is_leaving: bool
-    preference: tuple[bool, bool, bool]
-    has_hints: bool
-    for_nodes: frozenset[str]
-    for_zones: frozenset[str]
+    is_ready: bool = True
+    is_leaving: bool = False
+    preference: tuple[bool, bool, bool] = (True, True, True)
+    has_hints: bool = False
+    for_nodes: frozenset[str] = frozenset()
+    for_zones: frozenset[str] = frozenset()
 
     @property
     def is_terminating(self) -> bool:
