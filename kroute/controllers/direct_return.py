@@ -91,10 +91,6 @@ class DirectReturn(Controller):
         self._prepared.say(self._pods.ready)
         await self._steer()
 
-    async def cleanup(self, report: CleanupReport) -> None:
-        """Undo what earlier runs did on the node and, as far as this process may, in its pods."""
-        await undo_direct_return(self._tunnels, report)
-
     async def _steer(self) -> None:
         named: dict[str, list[ServicePlan]] = defaultdict(list)
         for plan in self._plans.values():

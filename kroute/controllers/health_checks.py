@@ -24,7 +24,6 @@ from kroute.http.server import BriefHttpServer
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck, NodePlan, Plan, Problem, ServicePlan
 from kroute.reconcile.batch_writer import log_changes
-from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller, Shared
 
 log = structlog.get_logger(__name__)
@@ -96,9 +95,6 @@ class HealthChecks(Controller):
     async def read(self) -> Iterable[str]:
         """Scan nothing: the sockets belong to this process, and nobody else can close them."""
         return ()
-
-    async def cleanup(self, report: CleanupReport) -> None:
-        """Undo nothing: no socket outlives the process."""
 
     async def write(self) -> None:
         """Close the sockets that are no longer wanted, then open those that are missing."""

@@ -20,7 +20,6 @@ from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, NodePlan, Plan, ServicePlan, SetEntry
-from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.comparison.set_entries import describe_drift
 from kroute.reconcile.controller import Shared
 from kroute.reconcile.desired_state import Delta, DesiredState
@@ -175,9 +174,6 @@ class Masquerade(StagedController[SetEntry, Present]):
             for which in AddressSet
             if (capacity := self._firewall.capacity(family, which)) is not None
         ]
-
-    async def cleanup(self, report: CleanupReport) -> None:
-        await self._firewall.remove(report)
 
     async def _follow(self) -> None:
         while True:

@@ -153,10 +153,6 @@ class DirectRouting(Controller):
         """When to look for drained real servers, or to announce an address again."""
         return earliest(self._servers.next_due(), self.vips.next_due())
 
-    async def cleanup(self, report: CleanupReport) -> None:
-        """Remove what only a director has. The rest is cleaned up as on a node."""
-        await undo(self._ledger, self._kernel.ipvs, self._kernel.addresses, report)
-
     async def _ensure_surroundings(self) -> list[str]:
         """Read the addresses, and repair ledger, sysctls and timeouts; returns what was wrong, one sentence each."""
         wrong = [f"the ledger {self._ledger.path} was missing"] if self._ledger.restore() else []

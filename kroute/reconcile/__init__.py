@@ -23,7 +23,7 @@ every object that another program has changed is logged, counted and repaired. P
 written between two parts of the scan (`write_new_changes`); the `Resync` knows which objects were written since it
 began. An object that the kernel refuses is tried again alone, with a backoff. When a whole pass fails, a resync
 follows, because the kernel's state is unknown then. `stop` leaves the kernel's state as it is, and so does a kill at
-any point. `cleanup` undoes everything; no controller may run at the same time.
+any point.
 
 **To add a controller**, write a folder or module in `kroute/controllers/` and a line where controllers are made. If
 others are to wait for it, it declares its own `Stage` and says it; only controllers that name the stage in `waits_for`

@@ -18,7 +18,6 @@ from kroute.kernel.net.monitor import Event, Overrun
 from kroute.model.plan import NodePlan, Plan, ServicePlan
 from kroute.reconcile.batches import cut
 from kroute.reconcile.broadcaster import Broadcaster
-from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import LedgerError
 from kroute.reconcile.pass_status import ControllerStatistics, PassStatus, Report
 from kroute.reconcile.resync_schedule import LONGEST_UNDISTURBED, Alarm, Metered, ResyncSchedule
@@ -99,10 +98,6 @@ class Controller(ABC):
 
     def notice(self, events: Sequence[Event]) -> None:  # noqa: B027  not every controller has something to notice
         """Take events of the kernel into memory. Events that this controller's own writes caused change nothing."""
-
-    @abstractmethod
-    async def cleanup(self, report: CleanupReport) -> None:
-        """Undo what earlier runs did, without any plans. The controller must not be running."""
 
     async def prepare(self) -> None:  # noqa: B027  not every controller has something to prepare
         """Do the work that needs no plans, before the initial sync."""

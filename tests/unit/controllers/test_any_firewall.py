@@ -108,6 +108,6 @@ async def test_nothing_is_prepared_whose_entries_do_not_fit_and_its_address_does
 async def test_cleanup_leaves_nothing(plans: tuple[ServicePlan, ...]) -> None:
     node = await Node().start(*plans)
     report = CleanupReport()
-    await node.masquerade.cleanup(report)
+    await node.firewall.remove(report)
     assert report.failed == []
     assert not await node.firewall.is_present()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kroute.base.forwarding import DIRECT_ROUTING, MASQUERADING
-from kroute.director.direct_routing import DirectRouting
+from kroute.director.direct_routing import DirectRouting, undo
 from kroute.director.settings import DirectorSettings, LeaseSettings
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.objects import (
@@ -399,7 +399,7 @@ async def test_cleanup_takes_away_what_only_a_director_has(state_dir: Path) -> N
     first.kernel.add_address("eth0", "192.0.2.7", 24)
     after = await FakeDirector(state_dir, first.kernel).open()
     report = CleanupReport()
-    await after.routing.cleanup(report)
+    await undo(Ledger.open(state_dir), after.clients.ipvs, after.clients.addresses, report)
     assert after.bound == {"192.0.2.7"}
     assert after.daemons == set()
     assert report.failed == []

@@ -7,7 +7,6 @@ from typing import Literal
 
 from kroute.kernel.net.routes import SetLocalRoute
 from kroute.model.plan import ServicePlan
-from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Shared
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.stage_gate import GOING_LIVE, ROUTES_PREPARED, WITHDRAWN, Stage
@@ -59,9 +58,6 @@ class Advertiser(StagedController[str, Present]):
 
     async def read(self) -> Sequence[str]:
         return ()
-
-    async def cleanup(self, report: CleanupReport) -> None:
-        """Nothing to do: announcements end with the process."""
 
 
 def with_advertiser(tmp_path: Path) -> tuple[FakeNode, Advertiser]:
