@@ -8,7 +8,7 @@ Everything here runs in the event loop's thread. `publish` and `take` do not awa
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -91,29 +91,17 @@ class Broadcaster:
 
     def __init__(self) -> None:
         self._subscriptions: list[Subscription] = []
-        self._node: NodePlan | None = None
-        self._services: dict[ObjectKey, ServicePlan] = {}
-        self._started = False
-
-    @property
-    def has_started(self) -> bool:
-        """Whether all plans of the initial sync have been published."""
-        return self._started
-
-    @property
-    def services(self) -> Mapping[ObjectKey, ServicePlan]:
-        """The newest plan of each Service that exists."""
-        return self._services
-
-    @property
-    def node(self) -> NodePlan | None:
+        self.node: NodePlan | None = None
         """The newest plan of the node; None before the first is published, and always in a director."""
-        return self._node
+        self.services: dict[ObjectKey, ServicePlan] = {}
+        """The newest plan of each Service that exists. To be read only."""
+        self.has_started = False
+        """Whether all plans of the initial sync have been published."""
 
     @property
     def plans(self) -> list[Plan]:
         """All newest plans, the node's first."""
-        return [*([self._node] if self._node is not None else []), *self._services.values()]
+        return [*([self.node] if self.node is not None else []), *self.services.values()]
 
     def subscribe(self, name: str, is_news: IsNews | None = None) -> Subscription:
         """Open a queue that holds all newest plans. Its subscriber is woken at once if the initial sync is complete.
@@ -121,7 +109,7 @@ class Broadcaster:
         Of later plans, the queue gets those that are news and those that replace a plan that still waits.
         `Subscription.skip` is called with the others.
         """
-        subscription = Subscription(name, self.plans, started=self._started, is_news=is_news)
+        subscription = Subscription(name, self.plans, started=self.has_started, is_news=is_news)
         self._subscriptions.append(subscription)
         return subscription
 
@@ -131,21 +119,21 @@ class Broadcaster:
         `more`: further plans of the initial sync follow. After the initial sync it has no effect.
         """
         batch = [(plan, self._replace(plan)) for plan in plans]
-        self._started |= not more
+        self.has_started |= not more
         now = time.monotonic()
         for subscription in self._subscriptions:
-            subscription.put(batch, now, wake=self._started)
+            subscription.put(batch, now, wake=self.has_started)
 
     def _replace(self, plan: Plan) -> Plan | None:
         """Store the plan; returns the plan before it."""
         before: Plan | None
         if isinstance(plan, NodePlan):
-            before, self._node = self._node, plan
+            before, self.node = self.node, plan
         elif plan.is_empty:
-            before = self._services.pop(plan.key, None)
+            before = self.services.pop(plan.key, None)
         else:
-            before = self._services.get(plan.key)
-            self._services[plan.key] = plan
+            before = self.services.get(plan.key)
+            self.services[plan.key] = plan
         return before
 
     def statistics(self) -> list[QueueStatistics]:
