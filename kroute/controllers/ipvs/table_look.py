@@ -15,12 +15,18 @@ from itertools import chain, cycle, repeat
 
 from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs.objects import IpvsChange, RealServerKey
+from kroute.kernel.ipvs.objects import IpvsChange, RealServerKey, VirtualServerState
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.kernel.ipvs.outlines import Outlines, outline_key, parse_outline, parse_outline_key
 from kroute.model.plan import VirtualServer, VirtualServerKey
 from kroute.reconcile.batches import sliced
-from kroute.reconcile.comparison.virtual_servers import has_real_servers, options_of, planned_key
+from kroute.reconcile.comparison.virtual_servers import (
+    agrees,
+    in_terms_of_plans,
+    matches_exactly,
+    options_of,
+    planned_key,
+)
 from kroute.settings import Settings
 
 SHARE_OF_LOOKS = 1 / 2
@@ -134,9 +140,12 @@ class TableLook:
         for key in keys:
             if (server := applied.get(key)) is None:
                 continue
-            if not has_real_servers(found[key], server, draining(key)):
-                return False
-            if key in options and options[key] != options_of(server):
+            state, drains = VirtualServerState(options.get(key, options_of(server)), found[key]), draining(key)
+            if matches_exactly(state, server):
+                continue
+            # One that drains and has a weight does not drain: another program has given it that weight.
+            idle = {real for real in drains if real in found[key] and not found[key][real].weight}
+            if not agrees(in_terms_of_plans(key, state, idle), server, drains):
                 return False
         return True
 

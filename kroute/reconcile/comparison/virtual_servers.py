@@ -158,24 +158,6 @@ def matches_exactly(applied: VirtualServerState, desired: VirtualServer) -> bool
     return desired.scheduler not in SCHEDULERS_BY_ORDER or is_in_order(applied.real_servers, desired)
 
 
-def has_real_servers(
-    applied: Mapping[RealServerKey, RealServerState], server: VirtualServer, draining: Collection[RealServerKey]
-) -> bool:
-    """Whether the kernel has the real servers of `server`, with weight and method, and no others but `draining` ones.
-
-    A real server of `draining` that has a weight does not drain: another program has given it that weight.
-    """
-    wrong = _WRONG_METHODS[server.method]
-    serving = {
-        key: real.weight if real.method not in wrong else WRONG_METHOD
-        for key, real in applied.items()
-        if real.weight or key not in draining
-    }
-    if serving != {(address, port): weight for address, port, weight in server.real_servers}:
-        return False
-    return server.scheduler not in SCHEDULERS_BY_ORDER or is_in_order(applied, server)
-
-
 def is_in_order(applied: Mapping[RealServerKey, RealServerState], desired: VirtualServer) -> bool:
     """Whether those desired real servers that the kernel has were added in the plan's order."""
     planned = [(address, port) for address, port, _ in desired.real_servers if (address, port) in applied]
