@@ -4,7 +4,7 @@ from errno import EEXIST
 
 import structlog
 
-from kroute.controllers.ipvs.sysctls import Row, always
+from kroute.controllers.ipvs.sysctls import Row
 from kroute.kernel.clients import SyncDaemonClient
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import SyncDaemon, SyncRole
@@ -17,10 +17,9 @@ SYSCTLS = (
     Row(
         "net.ipv4.vs.sync_threshold",
         "3\t0",
-        always,
         "a connection is synchronized with the packet that establishes it, not with its third (the 0 says so)",
     ),
-    Row("net.ipv4.vs.sync_refresh_period", "10", always, "and again every 10 s for as long as packets come"),
+    Row("net.ipv4.vs.sync_refresh_period", "10", "and again every 10 s for as long as packets come"),
 )
 """The sysctls that decide which connections the kernel synchronizes, and when (`ip_vs_sync_conn_needed` of
 net/netfilter/ipvs/ip_vs_sync.c)."""

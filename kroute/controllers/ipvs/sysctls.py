@@ -23,7 +23,7 @@ class Circumstances(msgspec.Struct, frozen=True):
     strict_arp: bool = True
 
 
-def always(_: Circumstances) -> bool:
+def _always(_: Circumstances) -> bool:
     """The condition of a row that always applies."""
     return True
 
@@ -46,8 +46,8 @@ class Row(msgspec.Struct, frozen=True):
 
     name: str
     value: str
-    when: Callable[[Circumstances], bool]
     meaning: str
+    when: Callable[[Circumstances], bool] = _always
     disturbs: tuple[str, ...] = ()
     absent: str = "load its module"
     optional: bool = False
@@ -59,22 +59,22 @@ class Row(msgspec.Struct, frozen=True):
         return value == self.value or (self.at_least and value.isdecimal() and int(value) >= int(self.value))
 
 
+ACCEPT_REDIRECTS = "net.ipv4.conf.all.accept_redirects"
 IPV6_FORWARDING = "net.ipv6.conf.all.forwarding"
 
 SYSCTLS = (
-    Row("net.ipv4.vs.conntrack", "1", always, "IPVS connections are in conntrack, so that they can be masqueraded"),
-    Row("net.ipv4.vs.expire_nodest_conn", "1", always, "a connection to a deleted real server ends at once"),
+    Row("net.ipv4.vs.conntrack", "1", "IPVS connections are in conntrack, so that they can be masqueraded"),
+    Row("net.ipv4.vs.expire_nodest_conn", "1", "a connection to a deleted real server ends at once"),
     Row(
         "net.ipv4.vs.expire_quiescent_template",
         "1",
-        always,
         "persistence does not lead new connections to a draining real server",
     ),
     Row(
         "net.ipv4.vs.conn_reuse_mode",
         "0",
-        _has_slow_port_reuse,
         "no second of delay when a client reuses a port (since Linux 5.9 mode 1 has no such delay)",
+        _has_slow_port_reuse,
     ),
     # Linux 7 makes IPVS's connection table larger as it fills. For a moment the kernel then finds a client's old
     # connection, which is about to expire, before the new one from the same port: packets go to the old pod, without
@@ -82,25 +82,18 @@ SYSCTLS = (
     Row(
         "net.ipv4.vs.conn_lfactor",
         "-8",
-        always,
         "IPVS's table of connections is not made larger while clients come back from the same ports",
         optional=True,
     ),
-    Row(
-        "net.ipv4.ip_forward",
-        "1",
-        always,
-        "packets pass between clients and pods",
-        disturbs=("net.ipv4.conf.all.accept_redirects",),
-    ),
+    Row("net.ipv4.ip_forward", "1", "packets pass between clients and pods", disturbs=(ACCEPT_REDIRECTS,)),
     Row(
         "net.ipv4.conf.all.arp_ignore",
         "1",
-        _has_strict_arp,
         "the node answers ARP only for addresses of the interface that is asked, and so not for VIPs",
+        _has_strict_arp,
     ),
-    Row("net.ipv4.conf.all.arp_announce", "2", _has_strict_arp, "no ARP request is sent with a VIP as its source"),
-    Row(IPV6_FORWARDING, "1", _serves_ipv6, "the same for IPv6"),
+    Row("net.ipv4.conf.all.arp_announce", "2", "no ARP request is sent with a VIP as its source", _has_strict_arp),
+    Row(IPV6_FORWARDING, "1", "packets of IPv6 pass between clients and pods", _serves_ipv6),
 )
 
 
@@ -115,7 +108,7 @@ def _ipv6_of_the_link(interface: str) -> Row:
     The kernel refuses each with EACCES there (net/ipv6/addrconf.c, addrconf_add_dev). Without IPv6 it has no such file.
     """
     name = f"net.ipv6.conf.{interface.replace('.', '/')}.disable_ipv6"
-    return Row(name, "0", _serves_ipv6, "the VIPs' link can have IPv6 addresses", optional=True)
+    return Row(name, "0", "the VIPs' link can have IPv6 addresses", _serves_ipv6, optional=True)
 
 
 def _estimation_rows(settings: Settings) -> tuple[Row, ...]:
@@ -129,11 +122,11 @@ def _estimation_rows(settings: Settings) -> tuple[Row, ...]:
     if settings.ipvs_estimation is not None:
         value = "1" if settings.ipvs_estimation else "0"
         meaning = "whether IPVS sums up the statistics of its servers"
-        rows.append(Row("net.ipv4.vs.run_estimation", value, always, meaning, absent="it is too old for it"))
+        rows.append(Row("net.ipv4.vs.run_estimation", value, meaning, absent="it is too old for it"))
     if settings.ipvs_estimation_nice is not None:
         value = str(settings.ipvs_estimation_nice)
         meaning = "the niceness of the kernel's threads that do so"
-        rows.append(Row("net.ipv4.vs.est_nice", value, always, meaning, absent="Linux 6.2 and later have it"))
+        rows.append(Row("net.ipv4.vs.est_nice", value, meaning, absent="Linux 6.2 and later have it"))
     return tuple(rows)
 
 
@@ -170,16 +163,15 @@ def conntrack_rows(settings: ConntrackSettings, processors: int) -> Iterator[Row
     absent = "load nf_conntrack"
     if most := most_connections(settings, processors):
         meaning = "how many connections can be tracked; only the initial network namespace can set it"
-        limit = Row(f"{_CONNTRACK}max", str(most), always, meaning, absent=absent, at_least=True)
+        limit = Row(f"{_CONNTRACK}max", str(most), meaning, absent=absent, at_least=True)
         buckets = str(most // CONNECTIONS_A_BUCKET)
         yield limit
-        yield Row(f"{_CONNTRACK}buckets", buckets, always, "the table of these", at_least=True, needs=limit.name)
+        yield Row(f"{_CONNTRACK}buckets", buckets, "the table of these", at_least=True, needs=limit.name)
     for name, meaning in _TIMEOUTS.items():
         if seconds := getattr(settings, name):
-            yield Row(_CONNTRACK + name, str(seconds), always, meaning, absent=absent)
+            yield Row(_CONNTRACK + name, str(seconds), meaning, absent=absent)
     if settings.tcp_be_liberal:
-        meaning = "TCP packets outside the window are not invalid"
-        yield Row(f"{_CONNTRACK}tcp_be_liberal", "1", always, meaning, absent=absent)
+        yield Row(f"{_CONNTRACK}tcp_be_liberal", "1", "TCP packets outside the window are not invalid", absent=absent)
 
 
 class NodeSysctls:
