@@ -213,11 +213,9 @@ class HealthCheckServer(BriefHttpServer):
         self._healthy = healthy
 
     async def _answer(self, request: Request) -> Response:
-        checked = self._checked_at(request.port)
-        return self._health(*checked) if checked else Response(HTTPStatus.SERVICE_UNAVAILABLE)
-
-    def _health(self, key: ObjectKey, check: HealthCheck) -> Response:
-        is_healthy = self._healthy()
+        if (checked := self._checked_at(request.port)) is None:
+            return Response(HTTPStatus.SERVICE_UNAVAILABLE)
+        (key, check), is_healthy = checked, self._healthy()
         body = {
             "service": {"namespace": key.namespace, "name": key.name},
             "localEndpoints": check.local_endpoints,
