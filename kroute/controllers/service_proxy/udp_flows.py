@@ -66,10 +66,7 @@ class UdpFlows:
     @property
     def is_due(self) -> bool:
         """Whether there are suspects, and neither a failed attempt nor the pause after the last look delays it."""
-        if not self._suspects:
-            return False
-        now = self._status.clock()
-        return now >= self._may_look and not self._retries.is_waiting(_LOOK, now)
+        return (due := self.next_due()) is not None and self._status.clock() >= due
 
     def next_due(self) -> float | None:
         """When, on the controller's clock, the next look for stale flows is due; None without suspects."""
