@@ -23,7 +23,7 @@ class Schedulers:
         self._is_asked_again = False
         self._known: set[str] = {default}
         self.missing: dict[str, set[VirtualServerKey]] = {}
-        """Each missing scheduler, with the virtual servers that the default serves in its place."""
+        """Each missing scheduler, with the virtual servers that the default serves in its place (some may be gone)."""
 
     def ask_again(self) -> None:
         """Let `to_ask_again` return all that are missing once."""
@@ -66,10 +66,6 @@ class Schedulers:
         )
         for owner in owners:
             self._report(owner, problem)
-
-    def waiting_for(self, scheduler: str) -> set[VirtualServerKey]:
-        """The virtual servers that the default serves because this scheduler is missing; some may be deleted by now."""
-        return self.missing[scheduler]
 
     def effective(self, desired: VirtualServer) -> VirtualServer:
         """The virtual server with the default scheduler, if `replace_missing` has replaced its own."""

@@ -65,7 +65,6 @@ class TableLook:
         self._outlines: Outlines | None = None
         self._written: set[VirtualServerKey] = set()
         self._turns: dict[bool, list[VirtualServerKey]] = {True: [], False: []}
-        self._is_any = {True: True, False: True}
 
     def wrote(self, changes: Iterable[IpvsChange]) -> None:
         """Remember whose outlines may differ because kroute itself writes these changes."""
@@ -75,7 +74,6 @@ class TableLook:
         """Note the table as it is before a scan. What changes after this, the next look shows."""
         self._written.clear()
         self._outlines = None
-        self._is_any = {True: True, False: True}
         try:
             self._outlines = await self.table.outlines()
         except KernelError:
@@ -107,7 +105,6 @@ class TableLook:
         self, now: Outlines, written: Set[VirtualServerKey], applied: Applied, draining: Draining
     ) -> bool:
         """Whether the outlines are those of what kroute has written, and which others may have changed since."""
-        self._is_any = {True: True, False: True}
         listed = now.parsed()
         async for keys in sliced(key for key in written if ":" not in key.address):
             if any(not _is_as_written(listed.get(outline_key(key)), applied.get(key), draining(key)) for key in keys):
@@ -118,7 +115,7 @@ class TableLook:
         """Whether the kernel has the real servers of those whose turn it is, and of IPv6 the options."""
         begun, read = self._clock(), 0
         self._begin_rounds(applied)
-        if self._is_any[True]:
+        if self._turns[True]:
             seconds = self._budget * SHARE_OF_LOOKS
             least = LEAST_A_LOOK + min(LEAST_OF_IPV6, len(self._turns[True]))
         else:
@@ -152,9 +149,8 @@ class TableLook:
     def _begin_rounds(self, applied: Applied) -> None:
         """Let everybody of a family have a turn again, if all had theirs."""
         for is_ipv6, turn in self._turns.items():
-            if not turn and self._is_any[is_ipv6]:
+            if not turn:
                 turn += [key for key in applied if (":" in key.address) == is_ipv6]
-                self._is_any[is_ipv6] = bool(turn)
 
     def _in_turn(self) -> Iterator[list[VirtualServerKey]]:
         """The virtual servers whose turn it is, in small lists: first of IPv6, then three of IPv6 to one of IPv4."""

@@ -274,7 +274,7 @@ class VirtualServers:
 
     async def _ask_again_for_schedulers(self) -> None:
         for scheduler in self._schedulers.to_ask_again():
-            candidates = (self.desired.desired(key) for key in self._schedulers.waiting_for(scheduler))
+            candidates = (self.desired.desired(key) for key in self._schedulers.missing[scheduler])
             desired = [server for server in candidates if server is not None and server.scheduler == scheduler]
             applied = next((server for server in desired if server.key in self.desired.applied), None)
             if not desired:
