@@ -19,6 +19,7 @@ version finds what it made when it comes back (docs/upgrade.md).
 
 import os
 from collections.abc import Iterable, KeysView
+from errno import ENOSPC
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Self
@@ -152,9 +153,8 @@ class Ledger:
         """The proxies that kroute has begun to take over from, and of which something may be left."""
         self.unknown: list[bytes] = []
         """The lines of another version of kroute, each with its checksum."""
-        self._encoder = msgspec.json.Encoder()
-        self._descriptor: int | None = None
-        self._head: int | None = None
+        self._descriptors: list[int] = []
+        """Of the open file: one that appends lines, and one that overwrites the head."""
         self._lines = 0
         self._size = 0
 
@@ -188,25 +188,22 @@ class Ledger:
         entries = list(entries)
         if not entries:
             return
-        descriptor = self._descriptor
-        if descriptor is None or self._lines > 2 * self._live() + _SLACK:
-            descriptor = self._rewrite()
+        if not self._descriptors or self._lines > 2 * self._live() + _SLACK:
+            self._rewrite()
         try:
-            self._append(descriptor, entries)
-        except (OSError, LedgerError) as error:
+            self._append(map(_sealed, entries))
+        except OSError as error:
             self.close()  # the next write rewrites the file, so that a torn line is never followed by another
-            if isinstance(error, LedgerError):
-                raise
             raise LedgerError(f"cannot write {self.path}: {error.strerror} (make room on its file system)") from error
         for entry in entries:
             self._apply(entry)
 
     def restore(self) -> bool:
         """Rewrite the file if it was removed, replaced or shortened; returns whether it was."""
-        if self._descriptor is None:
+        if not self._descriptors:
             return False
         try:
-            ours, present = os.fstat(self._descriptor), self.path.stat()
+            ours, present = os.fstat(self._descriptors[0]), self.path.stat()
             is_same = (ours.st_dev, ours.st_ino) == (present.st_dev, present.st_ino)
             intact = is_same and present.st_size >= self._size
         except OSError:
@@ -216,10 +213,8 @@ class Ledger:
         return not intact
 
     def close(self) -> None:
-        for descriptor in (self._descriptor, self._head):
-            if descriptor is not None:
-                os.close(descriptor)
-        self._descriptor = self._head = None
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     def remove(self) -> bool:
         """Delete the file; returns whether it existed."""
@@ -295,18 +290,14 @@ class Ledger:
         made = len(self.virtual_servers) + len(self.links) + len(self.addresses) + len(self.sync_daemons)
         return made + len(self.sysctls) + (self.timeouts is not None) + len(self.take_overs) + len(self.unknown)
 
-    def _append(self, descriptor: int, entries: Iterable[Entry], before: Iterable[bytes] = ()) -> None:
-        """Write the lines of `before`, those of the entries, then the head that counts them."""
-        lines = [*before, *(ledger_file.sealed(self._encoder.encode(entry)) for entry in entries)]
-        self._write(descriptor, b"".join(lines))
+    def _append(self, lines: Iterable[bytes], first: bytes = b"") -> None:
+        """Write the lines, after `first`, then the head that counts them. Raises OSError, and then the file is torn."""
+        file, start = self._descriptors
+        lines = list(lines)
+        text, head = first + b"".join(lines), ledger_file.head(self._lines + len(lines))
+        if os.write(file, text) != len(text) or os.pwrite(start, head, 0) != len(head):
+            raise OSError(ENOSPC, "not all of it was written")
         self._lines += len(lines)
-        head = ledger_file.head(self._lines)
-        if self._head is None or os.pwrite(self._head, head, 0) != len(head):
-            raise LedgerError(f"cannot write the head of {self.path} (make room on its file system)")
-
-    def _write(self, descriptor: int, text: bytes) -> None:
-        if os.write(descriptor, text) != len(text):
-            raise LedgerError(f"cannot write all of {self.path} (make room on its file system)")
         self._size += len(text)
 
     def _entries(self) -> list[Entry]:
@@ -321,27 +312,28 @@ class Ledger:
         entries += [TakeOverBegun(proxy) for proxy in sorted(self.take_overs)]
         return entries
 
-    def _rewrite(self) -> int:
+    def _rewrite(self) -> None:
         """Write a new file with the entries that hold now, and rename it over the old one."""
         self.close()
         fresh = self.path.with_suffix(".new")
         try:
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            self._descriptor = descriptor
-            self._head = os.open(fresh, os.O_WRONLY | os.O_CLOEXEC)  # O_APPEND would put the head behind the lines
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+            self._descriptors.append(os.open(fresh, flags, 0o600))
+            # O_APPEND would put the head behind the lines.
+            self._descriptors.append(os.open(fresh, os.O_WRONLY | os.O_CLOEXEC))
             self._lines = self._size = 0
-            self._write(descriptor, ledger_file.head(0))
-            self._append(descriptor, self._entries(), self.unknown)
+            self._append([*self.unknown, *map(_sealed, self._entries())], first=ledger_file.head(0))
             fresh.replace(self.path)
         except OSError as error:
             self.close()
             raise LedgerError(f"cannot write {fresh}: {error.strerror} (check the state directory)") from error
-        except LedgerError:
-            self.close()
-            raise
         self.exists = self.is_whole = True
-        return descriptor
+
+
+def _sealed(entry: Entry) -> bytes:
+    """The entry's line."""
+    return ledger_file.sealed(msgspec.json.encode(entry))
 
 
 def _check_address(entry: Entry) -> None:
