@@ -232,36 +232,27 @@ class Ledger:
     def _read(self, text: bytes) -> None:
         decoder = msgspec.json.Decoder(Entry)
         contents = ledger_file.contents(text)
-        senseless = [(line.number, "its checksum is wrong") for line in contents.damaged]
-        is_legacy = not contents.has_head
-        for number, line in contents.lines:
+        for line in contents.lines:
             try:
-                entry = decoder.decode(line)
-                if is_legacy:
-                    _check_address(entry)
-            except _SENSELESS as error:
-                if is_legacy:
-                    senseless.append((number, str(error)))
-                else:
-                    self.unknown.append(line + b"\n")
-            else:
-                self._apply(entry)
+                self._apply(decoder.decode(line))
+            except _SENSELESS:
+                self.unknown.append(line + b"\n")
         self.exists = contents.has_head or len(contents.lines) > 0
-        self.is_whole = contents.is_whole and not (is_legacy and senseless)
-        self._warn(senseless, is_newer=contents.is_newer)
+        self.is_whole = contents.is_whole
+        self._warn(contents.damaged, is_newer=contents.is_newer)
 
-    def _warn(self, senseless: list[tuple[int, str]], *, is_newer: bool) -> None:
+    def _warn(self, damaged: list[int], *, is_newer: bool) -> None:
         path = str(self.path)
         if self.unknown:
             log.info(
                 "ledger.lines_kept", path=path, lines=len(self.unknown), reason="another version of kroute wrote them"
             )
-        for number, error in senseless[:_MOST_WARNINGS]:
-            log.warning("ledger.line_skipped", path=path, line=number, error=error[:200])
+        for number in damaged[:_MOST_WARNINGS]:
+            log.warning("ledger.line_skipped", path=path, line=number, error="its checksum is wrong")
         if not self.is_whole:
             event = "ledger.newer" if is_newer else "ledger.damaged"
             consequence = "what is on the dummy interface is taken for kroute's, as without a ledger"
-            log.warning(event, path=path, skipped=len(senseless), consequence=consequence)
+            log.warning(event, path=path, skipped=len(damaged), consequence=consequence)
 
     def _apply(self, entry: Entry) -> None:
         match entry:
@@ -334,14 +325,6 @@ class Ledger:
 def _sealed(entry: Entry) -> bytes:
     """The entry's line."""
     return ledger_file.sealed(msgspec.json.encode(entry))
-
-
-def _check_address(entry: Entry) -> None:
-    """Raise ValueError if the entry's address is malformed. A line without checksum may be damaged."""
-    if isinstance(entry, (VirtualServerMade, VirtualServerDeleted)):
-        ip_address(entry.key.address)
-    elif isinstance(entry, (AddressMade, AddressDeleted)):
-        ip_address(entry.address.partition("/")[0])
 
 
 class Exclusion:

@@ -5,9 +5,8 @@ overwritten in its place after they were written, so it never counts a line that
 emptied, cut short or edited is recognised as damaged. A file whose last batch was interrupted is not: the batch's
 change never began.
 
-The file of a version before 0.1.0 has neither checksums nor a head, and all its lines are accepted. docs/upgrade.md
-says what versions owe each other: new entries are new lines, which an older version keeps and does not read. The
-version in the head grows only if the form of the lines itself changes.
+docs/upgrade.md says what versions owe each other: new entries are new lines, which an older version keeps and does not
+read. The version in the head grows only if the form of the lines itself changes.
 """
 
 import os
@@ -15,7 +14,6 @@ import re
 import stat
 import zlib
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,24 +28,17 @@ _COUNT_DIGITS = 10
 _HEAD = re.compile(rb'\{"event":"ledger","version":(\d{1,9}),"lines":"(\d{10})"')
 
 
-class NumberedLine(NamedTuple):
-    """A line, and its number in the file, from 1."""
-
-    number: int
-    text: bytes
-
-
 class Contents(msgspec.Struct, frozen=True):
-    """The contents of a file: its intact `lines`, its `damaged` ones. `is_whole`: no line is missing.
+    """The contents of a file: its intact `lines`, the numbers of its `damaged` ones. `is_whole`: no line is missing.
 
     `is_newer`: the lines may have a form that this version of kroute cannot read, so they are not whole for it.
     """
 
-    lines: list[NumberedLine]
-    damaged: list[NumberedLine]
+    lines: list[bytes]
+    damaged: list[int]
     is_whole: bool
     has_head: bool
-    is_newer: bool = False
+    is_newer: bool
 
 
 def read(path: Path) -> bytes:
@@ -71,16 +62,15 @@ def head(lines: int) -> bytes:
 
 def contents(text: bytes) -> Contents:
     """Separate intact lines from damaged ones. A last line without newline was being written, and is left out."""
-    whole = text[: text.rfind(b"\n") + 1]
-    numbered = [NumberedLine(number, line) for number, line in enumerate(whole.split(b"\n")[:-1], 1)]
-    if b'"check"' not in whole:
-        return Contents(numbered, [], is_whole=bool(numbered), has_head=False)
-    first = _head(numbered[0].text)
-    entries = numbered if first is None else numbered[1:]
-    intact: list[NumberedLine] = []
-    damaged: list[NumberedLine] = []
-    for line in entries:
-        (intact if _is_sealed(line.text) else damaged).append(line)
+    whole = text.split(b"\n")[:-1]
+    first = _head(whole[0]) if whole else None
+    intact: list[bytes] = []
+    damaged: list[int] = []
+    for number, line in enumerate(whole, 1):
+        if not _is_sealed(line):
+            damaged.append(number)
+        elif number > 1 or first is None:
+            intact.append(line)
     version, lines = first or (0, 0)
     is_newer = version > _VERSION
     return Contents(
