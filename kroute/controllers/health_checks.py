@@ -57,8 +57,7 @@ class HealthChecks(Controller):
         self._addresses: Sequence[str] = () if self.settings.nodeport_addresses else (EVERY_ADDRESS,)
         self._ports: dict[ObjectKey, int] = {}
         self._claims: dict[int, dict[ObjectKey, HealthCheck]] = {}  # of a port's claims the first wins
-        self._listening: dict[int, dict[_ListenPoint, _Listener]] = {}
-        self._unsettled: set[int] = set()
+        self._listening: dict[_ListenPoint, _Listener] = {}
 
     async def run(self) -> None:
         """Reconcile until `stop`; then close all sockets."""
@@ -90,7 +89,6 @@ class HealthChecks(Controller):
         """Take the addresses at which to listen from the node's plan, if `--nodeport-addresses` is set."""
         if self.settings.nodeport_addresses:
             self._addresses = plan.node.node_port_addresses
-            self._unsettled |= self._claims.keys()
 
     async def read(self) -> Iterable[str]:
         """Scan nothing: the sockets belong to this process, and nobody else can close them."""
@@ -98,23 +96,16 @@ class HealthChecks(Controller):
 
     async def write(self) -> None:
         """Close the sockets that are no longer wanted, then open those that are missing."""
-        surplus: list[_ListenPoint] = []
-        missing: list[_ListenPoint] = []
-        for port in self._unsettled:
-            self._report_rivals(port)
-            desired, listening = self._wanted(port), self._listening.get(port, {}).keys()
-            surplus += listening - desired
-            missing += desired - listening
-        await self._close(surplus)
-        waiting = self.status.waiting()
-        await self._open([place for place in missing if place not in waiting])
-        self._unsettled = {place.port for place in missing if place not in self._listening.get(place.port, {})}
+        desired = {_ListenPoint(port, address) for port in self._claims for address in self._addresses}
+        await self._close(self._listening.keys() - desired)
+        await self._open(desired - self._listening.keys() - self.status.waiting())
 
     def _claim(self, key: ObjectKey, check: HealthCheck) -> None:
-        self._claims.setdefault(check.port, {})[key] = check
-        if self._ports.get(key) != check.port:
-            self._ports[key] = check.port
-            self._unsettled.add(check.port)
+        claims = self._claims.setdefault(check.port, {})
+        if key not in claims and claims:
+            self._report_rival(key, check.port, holder=next(iter(claims)))
+        claims[key] = check
+        self._ports[key] = check.port
 
     def _let_go(self, key: ObjectKey) -> None:
         port = self._ports.pop(key, None)
@@ -125,15 +116,11 @@ class HealthChecks(Controller):
             del self._claims[port]
         for address in self._addresses:  # the next Service with this port need not wait
             self.status.retries.succeeded(_ListenPoint(port, address))
-        self._unsettled.add(port)
-
-    def _wanted(self, port: int) -> set[_ListenPoint]:
-        return {_ListenPoint(port, address) for address in self._addresses} if port in self._claims else set()
 
     def _checked_at(self, port: int) -> tuple[ObjectKey, HealthCheck] | None:
         return next(iter(self._claims.get(port, {}).items()), None)
 
-    async def _open(self, places: Sequence[_ListenPoint]) -> None:
+    async def _open(self, places: Iterable[_ListenPoint]) -> None:
         opened: list[_ListenPoint] = []
         refusals: dict[_ListenPoint, str] = {}
         for place in sorted(places):
@@ -143,7 +130,7 @@ class HealthChecks(Controller):
             except OSError as error:
                 refusals[place] = self._report_refusal(key, place, error)
                 continue
-            self._listening.setdefault(place.port, {})[place] = _Listener(key, server)
+            self._listening[place] = _Listener(key, server)
             opened.append(place)
         self.status.wrote(len(opened))
         log_changes(log, opened, lambda _: "health_check.listening", self._fields)
@@ -154,22 +141,17 @@ class HealthChecks(Controller):
         if not closed:
             return
         log_changes(log, closed, lambda _: "health_check.closed", self._fields)
-        servers = [self._listening[place.port].pop(place).server for place in closed]
-        for port in {place.port for place in closed if not self._listening[place.port]}:
-            del self._listening[port]
-        await self._server.close(servers)
+        await self._server.close([self._listening.pop(place).server for place in closed])
         self.status.wrote(len(closed))
 
-    def _report_rivals(self, port: int) -> None:
-        """Report to each Service whose port another Service had first."""
-        claims = list(self._claims.get(port, ()))
-        for key in claims[1:]:
-            subject = f"healthCheckNodePort {port}"
-            message = (
-                f"{subject} is that of Service {claims[0]} already, so it does not report on this one. "
-                "Give one of them another port."
-            )
-            self._report(key, Problem("HealthCheckPortConflict", subject, message))
+    def _report_rival(self, key: ObjectKey, port: int, holder: ObjectKey) -> None:
+        """Report to a Service that another one had its port first."""
+        subject = f"healthCheckNodePort {port}"
+        message = (
+            f"{subject} is that of Service {holder} already, so it does not report on this one. "
+            "Give one of them another port."
+        )
+        self._report(key, Problem("HealthCheckPortConflict", subject, message))
 
     def _report_refusal(self, key: ObjectKey, place: _ListenPoint, error: OSError) -> str:
         """Report a port that cannot be opened, unless it was reported before; returns the sentence."""
@@ -186,11 +168,11 @@ class HealthChecks(Controller):
         return message
 
     def _fields(self, place: _ListenPoint) -> dict[str, object]:
-        service = self._listening[place.port][place].service
+        service = self._listening[place].service
         return {"service": str(service), "port": place.port, "address": place.address or "every address"}
 
     async def _end(self) -> None:
-        await self._close([place for listeners in self._listening.values() for place in listeners])
+        await self._close(self._listening)
         self._server.cut_connections()
 
 
