@@ -15,7 +15,6 @@ from kroute.settings.text import without_user
 from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError
-from kroute.watchers.kubernetes.requests import Requests
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -129,7 +128,7 @@ async def _permissions(api: Api, kinds: Iterable[WatchedKind]) -> list[Finding]:
     return findings or [ok(RBAC, "kroute may do all that it needs")]
 
 
-async def _node(api: Requests, name: str) -> Known:
+async def _node(api: Api, name: str) -> Known:
     """The Node object, by a list, since kroute has no permission to get."""
     try:
         answer = await api.get(NODES.path, {"fieldSelector": f"metadata.name={name}"})

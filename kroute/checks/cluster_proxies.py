@@ -11,7 +11,7 @@ a Role in that namespace is enough (`deploy/kustomize/base/rbac.yaml`).
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -33,6 +33,9 @@ from kroute.model.kinds import NODES
 from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes.errors import ApiError
 
+if TYPE_CHECKING:
+    from kroute.watchers.kubernetes.api import Api
+
 NAMESPACE = "kube-system"
 ENDED = frozenset({"Succeeded", "Failed"})
 """The phases of Pods that have ended."""
@@ -48,14 +51,7 @@ CONFIGURED: Mapping[str, tuple[str, str, re.Pattern[str]]] = {
 """The ConfigMap, its key, and what the value contains if the program replaces kube-proxy."""
 
 
-class Reader(Protocol):
-    """The part of an API client that is needed (`kroute.watchers.kubernetes.api.Api`)."""
-
-    async def get(self, path: str, params: Mapping[str, str]) -> bytes:
-        """The body of an answer. Raises ApiError."""
-
-
-async def proxies_of_node(api: Reader, node_name: str) -> dict[str, str]:
+async def proxies_of_node(api: "Api", node_name: str) -> dict[str, str]:
     """The proxies that are to run on the node and to serve Services there; the values say by which object, as a clause.
 
     Raises ApiError: the server does not answer, does not allow it, or answers something else.
@@ -75,7 +71,7 @@ async def proxies_of_node(api: Reader, node_name: str) -> dict[str, str]:
     return meant
 
 
-async def _listed(api: Reader, kind: type[T], path: str, params: Mapping[str, str]) -> list[T]:
+async def _listed(api: "Api", kind: type[T], path: str, params: Mapping[str, str]) -> list[T]:
     return decoded(msgspec.json.Decoder(List[kind]).decode, await api.get(path, params)).items or []  # type: ignore[valid-type]
 
 
@@ -146,7 +142,7 @@ def _meets(requirement: Requirement, values: Mapping[str, str]) -> bool:
     return {"Gt": number > bound, "Lt": number < bound}.get(requirement.operator, False)
 
 
-async def _is_configured(api: Reader, proxy: str) -> bool:
+async def _is_configured(api: "Api", proxy: str) -> bool:
     """Whether the ConfigMap says that the program replaces kube-proxy. Not if it may not be read."""
     name, key, pattern = CONFIGURED[proxy]
     try:

@@ -33,7 +33,7 @@ from kroute.settings import WAIT, Settings
 from kroute.watchers.kubernetes.errors import ApiError
 
 if TYPE_CHECKING:
-    from kroute.checks.cluster_proxies import Reader
+    from kroute.watchers.kubernetes.api import Api
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +73,7 @@ class _Silence:
 class _MeantProxies:
     """Asks the cluster which other proxies are meant for this node. Without an API server it does not tell."""
 
-    def __init__(self, api: "Reader | None", node_name: str, clock: Callable[[], float]) -> None:
+    def __init__(self, api: "Api | None", node_name: str, clock: Callable[[], float]) -> None:
         self.last: Mapping[str, str] | None = None
         """The last answer there was."""
         self.tells = False
@@ -129,7 +129,7 @@ class Ownership:
         *,
         report: Report,
         take_back: Report,
-        api: "Reader | None",
+        api: "Api | None",
         traces: Traces,
         look: Look = signs_of_life,
         clock: Callable[[], float] = time.monotonic,
@@ -276,7 +276,7 @@ class Ownership:
         return sign.proxy == KUBE_ROUTER and KUBE_ROUTER in await self._traces.now()
 
 
-async def _proxies_of_node(api: "Reader", node: str) -> dict[str, str]:
+async def _proxies_of_node(api: "Api", node: str) -> dict[str, str]:
     from kroute.checks.cluster_proxies import proxies_of_node  # noqa: PLC0415  few restarts ask
 
     return await proxies_of_node(api, node)

@@ -47,7 +47,6 @@ from kroute.telemetry.events import EventRecorder
 from kroute.watchers import Sink
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher
-from kroute.watchers.kubernetes.requests import Requests
 from kroute.watchers.kubernetes.watcher import KubernetesWatcher
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 
@@ -282,9 +281,9 @@ def watched(selector: str) -> tuple[WatchedKind, ...]:
     return tuple(replace(kind, label_selector=labels) if kind is SERVICES else kind for kind in KINDS)
 
 
-async def follow(requests: Requests, selector: str, sink: Sink) -> None:
+async def follow(api: Api, selector: str, sink: Sink) -> None:
     """Pass every change on to the sink until cancelled."""
-    await KubernetesWatcher(requests, sink, kinds=watched(selector)).run()
+    await KubernetesWatcher(api, sink, kinds=watched(selector)).run()
 
 
 def machine_facts(settings: Settings, interfaces: NodeInterfaces, api: ApiFacts = NO_API) -> NodeFacts:

@@ -63,6 +63,7 @@ _FAILURES = (HttpError, OSError, MemoryError, RuntimeError)
 """Errors with which a request ends. RuntimeError: there is no thread in which to resolve the server's name."""
 
 Parameters = Mapping[str, str]
+LineStream = AsyncGenerator[Sequence[bytes], None]
 
 
 class Api:
@@ -173,9 +174,7 @@ class Api:
         """PUT the object at `path`, if it still has the resourceVersion of `body`. Returns it. Raises as `get` does."""
         return await self._exchange("PUT", path, {}, body=body)
 
-    async def stream(
-        self, path: str, params: Parameters, *, only_metadata: bool = False
-    ) -> AsyncGenerator[Sequence[bytes], None]:
+    async def stream(self, path: str, params: Parameters, *, only_metadata: bool = False) -> LineStream:
         """The lines of an answer, of any length, in batches as they arrive. `only_metadata` as at `get`.
 
         Close the iterator to end the request (`contextlib.aclosing`). Raises as `get` does.

@@ -21,6 +21,7 @@ from kroute.base.backoff import exhaustion
 from kroute.model.kinds import WatchedKind
 from kroute.model.objects import Applied, Change, Deleted, KubernetesObject, Listed, ObjectKey
 from kroute.watchers import BATCH, Room, Sink, always_room
+from kroute.watchers.kubernetes.api import Api, LineStream
 from kroute.watchers.kubernetes.decoding import (
     Event,
     ListMeta,
@@ -38,7 +39,7 @@ from kroute.watchers.kubernetes.errors import (
     UnreachableError,
     UntrustedStreamError,
 )
-from kroute.watchers.kubernetes.requests import FROM_CACHE, NEWEST, LineStream, Queries, ReflectorStatistics, Requests
+from kroute.watchers.kubernetes.requests import FROM_CACHE, NEWEST, Queries, ReflectorStatistics
 from kroute.watchers.kubernetes.timing import RetryPolicy, Timing
 
 log = structlog.get_logger(__name__)
@@ -54,10 +55,10 @@ class Reflector:
     """Follows one kind until cancelled, and passes on its changes."""
 
     def __init__(
-        self, requests: Requests, kind: WatchedKind, sink: Sink, timing: Timing | None = None, room: Room = always_room
+        self, api: Api, kind: WatchedKind, sink: Sink, timing: Timing | None = None, room: Room = always_room
     ) -> None:
-        self._requests = requests
-        self.presence = requests.presence
+        self._api = api
+        self.presence = api.presence
         self._kind = kind
         self._sink, self._room = sink, room
         self._timing = timing or Timing()
@@ -131,8 +132,8 @@ class Reflector:
         self._streaming_offered |= self._streaming_denied and error.is_denied  # like everything else
         if isinstance(error, UnreachableError) and error.moved:
             return
-        if self._requests.presence.is_away:
-            await self._requests.presence.turn()
+        if self.presence.is_away:
+            await self.presence.turn()
             return
         pause = self._retry_policy.pause(error, while_watching=failed == "watch")
         self._log.warning(
@@ -173,7 +174,7 @@ class Reflector:
     async def _list_page(self, params: Mapping[str, str], listing: set[ObjectKey]) -> ListMeta:
         """Read one page. Its objects are parts of its bytes; these are freed before the next page is requested."""
         self.statistics.lists += 1
-        body = await self._requests.get(self._kind.path, params, **self._extent)
+        body = await self._api.get(self._kind.path, params, **self._extent)
         try:
             page = await read_page(body)
         except msgspec.DecodeError as error:
@@ -200,7 +201,7 @@ class Reflector:
         self.statistics.watches += 1
         seconds = self._timing.watch_timeout * (1.0 + self._timing.rng.random())
         query = self._queries.watch(self._resource_version, seconds, streaming=listing is not None)
-        stream = self._requests.stream(self._kind.path, query, **self._extent)
+        stream = self._api.stream(self._kind.path, query, **self._extent)
         try:
             async with aclosing(stream):
                 while lines := await self._next(stream, listing, started):

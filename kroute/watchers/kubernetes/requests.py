@@ -2,9 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -12,30 +11,11 @@ import msgspec
 from kroute.base.histogram import Histogram
 from kroute.model.kinds import WatchedKind
 from kroute.watchers.kubernetes.errors import ApiError
-from kroute.watchers.kubernetes.server_presence import ServerPresence
 
 FROM_CACHE = "0"
 """The resourceVersion of the first list: any state in the API server's cache, which spares etcd."""
 NEWEST = ""
 """The resourceVersion of a list that must be consistent."""
-
-LineStream = AsyncGenerator[Sequence[bytes], None]
-
-
-class Requests(Protocol):
-    """The part of an API client that a reflector uses."""
-
-    @property
-    def presence(self) -> ServerPresence:
-        """What all requests have found out about the server."""
-
-    async def stay_reachable(self) -> None:
-        """Leave a server that fails for another one, until cancelled. Returns at once if there is one address."""
-
-    async def get(self, path: str, params: Mapping[str, str], *, only_metadata: bool = False) -> bytes: ...
-
-    def stream(self, path: str, params: Mapping[str, str], *, only_metadata: bool = False) -> LineStream:
-        """The lines of an answer, as they arrive."""
 
 
 class Queries:

@@ -10,7 +10,6 @@ from kroute.model.objects import Change
 from kroute.watchers import Room, Sink, always_room
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.reflector import Reflector
-from kroute.watchers.kubernetes.requests import Requests
 from kroute.watchers.kubernetes.timing import Timing
 
 
@@ -19,21 +18,21 @@ class KubernetesWatcher:
 
     def __init__(
         self,
-        requests: Requests,
+        api: Api,
         sink: Sink,
         timing: Timing | None = None,
         kinds: Iterable[WatchedKind] = WATCHED,
         room: Room = always_room,
     ) -> None:
-        self._requests = requests
-        self.reflectors = {kind.name: Reflector(requests, kind, sink, timing, room) for kind in kinds}
+        self._api = api
+        self.reflectors = {kind.name: Reflector(api, kind, sink, timing, room) for kind in kinds}
 
     async def run(self) -> None:
         """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
             for kind, reflector in self.reflectors.items():
                 group.create_task(reflector.run(), name=f"watch {kind}")
-            group.create_task(self._requests.stay_reachable(), name="API servers")
+            group.create_task(self._api.stay_reachable(), name="API servers")
 
 
 KEPT = 64

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 import pytest
 
-from kroute.checks.cluster_proxies import NAMESPACE, Reader
+from kroute.checks.cluster_proxies import NAMESPACE
 from kroute.checks.ownership import ASK_AGAIN, ENDS_WITHIN, RIVAL, WAITING, Ownership
 from kroute.checks.running_proxies import Sign
 from kroute.model.plan import Problem
@@ -42,7 +42,7 @@ class Cluster:
 class Story:
     """A node on which a test lets proxies come and go, and what is said of them."""
 
-    def __init__(self, cluster: Reader | None = None, **changed: object) -> None:
+    def __init__(self, cluster: Cluster | None = None, **changed: object) -> None:
         self.signs: list[Sign] = []
         self.traces: frozenset[str] = frozenset()
         self.problems: list[tuple[str, str]] = []
