@@ -43,7 +43,7 @@ from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder, log_node
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
-from kroute.telemetry.statistics import NEWEST_QUESTION, NewestMeasurements, Statistics, watch_statistics
+from kroute.telemetry.statistics import NEWEST_QUESTION, NewestMeasurements, Statistics
 from kroute.watchers import Sink
 from kroute.watchers.kubernetes.requests import ApiUse
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
@@ -243,7 +243,7 @@ class Agent:
     def _statistics(self) -> Statistics:
         api = self._source.api.use() if self._source.api is not None else ApiUse()
         return Statistics(
-            watches={kind: watch_statistics(reflector) for kind, reflector in self._source.reflectors.items()},
+            watches={kind: reflector.statistics for kind, reflector in self._source.reflectors.items()},
             queues=self._broadcaster.statistics(),
             controllers=self._controllers.statistics(),
             sockets=dict(self._kernel.sockets),

@@ -4,7 +4,6 @@ import gc
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,10 +13,7 @@ from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.changes import LatencyStatistics, Measurement
 from kroute.telemetry.loop_watch import LoopStatistics, Round
-from kroute.watchers.kubernetes.requests import RequestSeries
-
-if TYPE_CHECKING:
-    from kroute.watchers.kubernetes.reflector import Reflector
+from kroute.watchers.kubernetes.requests import RequestSeries, WatchStatistics
 
 QUESTION = "statistics"
 NEWEST_QUESTION = "newest-measurements"
@@ -31,26 +27,6 @@ class MemoryStatistics(msgspec.Struct):
 
     resident: int
     peak: int
-
-
-class WatchStatistics(msgspec.Struct):
-    """The counters of one kind's watch.
-
-    `objects` are the known ones. `resource_version` is the newest that was read (empty: none). `denied` are the
-    failures with status 401 or 403; `is_denied` when they have lasted, which those of a starting server do not.
-    `is_away`: whether the server did not answer the last request.
-    """
-
-    lists: int
-    watches: int
-    events: int
-    failures: int
-    objects: int
-    malformed: int
-    resource_version: str
-    denied: int = 0
-    is_denied: bool = False
-    is_away: bool = False
 
 
 def memory(status: Path = Path("/proc/self/status")) -> MemoryStatistics:
@@ -89,18 +65,6 @@ class NewestMeasurements(msgspec.Struct):
 
     rounds: list[Round]
     latencies: list[Measurement]
-
-
-def watch_statistics(reflector: "Reflector") -> WatchStatistics:
-    """The counters of a watch, as they are now."""
-    return WatchStatistics(
-        **msgspec.structs.asdict(reflector.statistics),
-        is_denied=reflector.is_denied,
-        is_away=reflector.presence.is_away,
-        objects=reflector.known,
-        malformed=reflector.malformed,
-        resource_version=reflector.resource_version,
-    )
 
 
 class ProcessFigures(msgspec.Struct):

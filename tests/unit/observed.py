@@ -20,8 +20,8 @@ from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
-from kroute.telemetry.statistics import Statistics, WatchStatistics
-from kroute.watchers.kubernetes.requests import RequestStatistics
+from kroute.telemetry.statistics import Statistics
+from kroute.watchers.kubernetes.requests import RequestStatistics, WatchStatistics
 from tests.builders import facts, settings
 from tests.unit.load_balancer import LOCALHOST, free_ports
 

@@ -39,7 +39,7 @@ from kroute.watchers.kubernetes.errors import (
     UnreachableError,
     UntrustedStreamError,
 )
-from kroute.watchers.kubernetes.requests import FROM_CACHE, NEWEST, Queries, ReflectorStatistics
+from kroute.watchers.kubernetes.requests import FROM_CACHE, NEWEST, Queries, WatchStatistics
 from kroute.watchers.kubernetes.timing import RetryPolicy, Timing
 
 log = structlog.get_logger(__name__)
@@ -58,7 +58,6 @@ class Reflector:
         self, api: Api, kind: WatchedKind, sink: Sink, timing: Timing | None = None, room: Room = always_room
     ) -> None:
         self._api = api
-        self.presence = api.presence
         self._kind = kind
         self._sink, self._room = sink, room
         self._timing = timing or Timing()
@@ -73,31 +72,28 @@ class Reflector:
         self._extent: dict[str, bool] = {"only_metadata": True} if kind.only_metadata else {}
         self._streaming_offered, self._streaming_denied = True, False
         self._log = log.bind(kind=kind.name)
-        self.statistics = ReflectorStatistics()
+        self._counts = WatchStatistics()
 
     @property
-    def malformed(self) -> int:
-        return self._decoder.malformed
-
-    @property
-    def known(self) -> int:
-        return len(self._inventory)
-
-    @property
-    def is_denied(self) -> bool:
-        """Whether the server refuses to list or watch this kind, and has for some time."""
-        return self._retry_policy.is_denied
-
-    @property
-    def resource_version(self) -> str:
-        """The newest resourceVersion that was read; empty before the first list is complete."""
-        return "" if self._must_list or self._resource_version is None else self._resource_version
+    def statistics(self) -> WatchStatistics:
+        """The counters, as they are now."""
+        return msgspec.structs.replace(
+            self._counts,
+            objects=len(self._inventory),
+            malformed=self._decoder.malformed,
+            resource_version="" if self._must_list else self._resource_version,
+            is_denied=self._retry_policy.is_denied,
+            is_away=self._api.presence.is_away,
+        )
 
     async def run(self) -> None:
         """List and watch until cancelled. After every API failure it pauses and tries again."""
         while True:
             try:
-                await self._advance()
+                if self._must_list and not self._streaming_offered:
+                    await self._list()
+                else:
+                    await self._watch(set() if self._must_list else None)
             except StreamingUnsupportedError as reason:
                 self._streaming_offered, self._streaming_denied = False, reason.is_denial
                 self._log.info("list.streaming_unsupported", reason=str(reason), instead="paged list")
@@ -108,18 +104,10 @@ class Reflector:
                     raise
                 await self._recover(UnreachableError(f"{error or type(error).__name__}; {next_step}"))
 
-    async def _advance(self) -> None:
-        if not self._must_list:
-            await self._watch(None)
-        elif self._streaming_offered:
-            await self._watch(set())
-        else:
-            await self._list()
-
     async def _recover(self, error: ApiError) -> None:
         """Decide whether to list or to watch after a failure, and pause."""
-        self.statistics.failures += 1
-        self.statistics.denied += error.is_denied
+        self._counts.failures += 1
+        self._counts.denied += error.is_denied
         if self._queries.refused(error):
             return
         if isinstance(error, AnswerTooLongError) and self._must_list:  # anybody may write objects of 1 MiB and more
@@ -132,8 +120,8 @@ class Reflector:
         self._streaming_offered |= self._streaming_denied and error.is_denied  # like everything else
         if isinstance(error, UnreachableError) and error.moved:
             return
-        if self.presence.is_away:
-            await self.presence.turn()
+        if self._api.presence.is_away:
+            await self._api.presence.turn()
             return
         pause = self._retry_policy.pause(error, while_watching=failed == "watch")
         self._log.warning(
@@ -173,7 +161,7 @@ class Reflector:
 
     async def _list_page(self, params: Mapping[str, str], listing: set[ObjectKey]) -> ListMeta:
         """Read one page. Its objects are parts of its bytes; these are freed before the next page is requested."""
-        self.statistics.lists += 1
+        self._counts.lists += 1
         body = await self._api.get(self._kind.path, params, **self._extent)
         try:
             page = await read_page(body)
@@ -191,14 +179,14 @@ class Reflector:
         self._pass_on()
         self._resource_version, self._must_list = version, False
         self._retry_policy.listed()
-        self._log.info("list.complete", objects=self.known, resource_version=version)
+        self._log.info("list.complete", objects=len(self._inventory), resource_version=version)
 
     # Watching
 
     async def _watch(self, listing: set[ObjectKey] | None) -> None:
         """Follow one stream to its end. With a `listing`, the first part of the stream is a streaming list."""
-        started, events = self._timing.clock(), self.statistics.events
-        self.statistics.watches += 1
+        started, events = self._timing.clock(), self._counts.events
+        self._counts.watches += 1
         seconds = self._timing.watch_timeout * (1.0 + self._timing.rng.random())
         query = self._queries.watch(self._resource_version, seconds, streaming=listing is not None)
         stream = self._api.stream(self._kind.path, query, **self._extent)
@@ -215,7 +203,7 @@ class Reflector:
         self._retry_policy.allowed()
         if listing is not None:
             raise StreamingUnsupportedError("the stream ended before its initial events did")
-        if self.statistics.events == events and self._timing.clock() - started < self._timing.short_watch:
+        if self._counts.events == events and self._timing.clock() - started < self._timing.short_watch:
             raise UnreachableError("the server ended a watch at once, without a word")
 
     async def _next(self, stream: LineStream, listing: set[ObjectKey] | None, started: float) -> Sequence[bytes] | None:
@@ -247,13 +235,13 @@ class Reflector:
             self._take_change(event, listing)
         except msgspec.DecodeError as error:
             raise UntrustedStreamError(f"the server sent a watch line that is unreadable: {error}") from error
-        self.statistics.events += 1
+        self._counts.events += 1
         return False
 
     def _take_bookmark(self, event: Event, listing: set[ObjectKey] | None) -> bool:
         bookmark = read_identity(event.object)
         self._retry_policy.progressed()
-        self.statistics.events += 1
+        self._counts.events += 1
         if listing is None:
             self._resource_version = bookmark.resource_version
             return False

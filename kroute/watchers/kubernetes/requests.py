@@ -48,14 +48,24 @@ class Queries:
         return query | ({"resourceVersion": version} if version else {})
 
 
-class ReflectorStatistics(msgspec.Struct):
-    """The counts since the reflector was created. `denied` counts the failures with status 401 or 403."""
+class WatchStatistics(msgspec.Struct):
+    """The counters of one kind's watch, since its reflector was made.
+
+    `objects` are the known ones. `resource_version` is the newest that was read (empty: no list was complete).
+    `denied` are the failures with status 401 or 403; `is_denied` when they have lasted, which those of a starting
+    server do not. `is_away`: whether the server did not answer the last request.
+    """
 
     lists: int = 0
     watches: int = 0
     events: int = 0
     failures: int = 0
+    objects: int = 0
+    malformed: int = 0
+    resource_version: str = ""
     denied: int = 0
+    is_denied: bool = False
+    is_away: bool = False
 
 
 LATENCY_BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)

@@ -15,7 +15,7 @@ from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, Vi
 from kroute.model.objects import Applied
 from kroute.model.plan import NodePlan, Problem
 from kroute.reconcile.pass_status import ControllerStatistics
-from kroute.telemetry.statistics import WatchStatistics
+from kroute.watchers.kubernetes.requests import WatchStatistics
 from tests.builders import LISTED, endpoint, endpoint_slice, node, service
 from tests.unit.observed import Observed
 from tests.virtual_time import virtual

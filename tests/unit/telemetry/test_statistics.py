@@ -13,8 +13,8 @@ from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.loop_watch import LoopWatch
-from kroute.telemetry.statistics import Statistics, WatchStatistics, memory
-from kroute.watchers.kubernetes.requests import RequestSeries
+from kroute.telemetry.statistics import Statistics, memory
+from kroute.watchers.kubernetes.requests import RequestSeries, WatchStatistics
 
 MIB = 1 << 20
 

@@ -118,7 +118,7 @@ async def test_the_neighbours_in_a_watch_are_read(bad: bytes) -> None:
     lines = [event("ADDED", victim("a", 6)), event("ADDED", bad), event("MODIFIED", victim("z", 7))]
     follower, pauses, follows = await followed(REFUSED, listed(), lines)
     assert follower.names - {"bad", RECORDED} == {"a", "z"}
-    assert (pauses.taken, follows.statistics.failures, follows.resource_version) == ([], 0, "7")
+    assert (pauses.taken, follows.statistics.failures, follows.statistics.resource_version) == ([], 0, "7")
 
 
 @pytest.mark.parametrize("bad", [pytest.param(it, id=name) for name, it in (SERVED | REFUSED_OBJECTS).items()])
@@ -229,14 +229,14 @@ async def test_a_list_that_is_none_is_asked_for_again_after_a_pause(page: bytes)
 async def test_a_page_that_leads_to_itself_is_not_followed_for_ever() -> None:
     page = b'{"metadata":{"resourceVersion":"5","continue":"again"},"items":[]}'
     _, pauses, follows = await followed(REFUSED, page, page, listed(victim("a")))
-    assert (pauses.taken, follows.known) == ([0.8], 1)
+    assert (pauses.taken, follows.statistics.objects) == ([0.8], 1)
 
 
 async def test_pages_without_an_end_are_not_followed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reflector, "MOST_PAGES", 3)
     pages = [b'{"metadata":{"resourceVersion":"5","continue":"%d"},"items":[]}' % number for number in range(3)]
     _, pauses, follows = await followed(REFUSED, *pages, listed(victim("a")))
-    assert (pauses.taken, follows.known) == ([0.8], 1)
+    assert (pauses.taken, follows.statistics.objects) == ([0.8], 1)
 
 
 async def test_a_list_that_is_too_long_is_asked_for_in_ever_smaller_pages() -> None:

@@ -269,7 +269,7 @@ async def test_a_malformed_object_is_named_counted_and_skipped(
                 server.apply(service("a", ports="none"))
                 server.apply(service("d"))
                 await follower.until(lambda: "d" in follower.names)
-                assert reflector.malformed == 2
+                assert reflector.statistics.malformed == 2
     assert follower.names == {"a", "c", "d"}  # a is in its last readable state
     malformed = [entry for entry in logs if entry["event"] == "object.malformed"]
     assert [entry["object"] for entry in malformed] == ["default/bad", "default/a"]
@@ -288,5 +288,5 @@ async def test_an_object_that_turned_malformed_is_not_deleted_by_a_relist(
             server.apply(service("b"))
             server.compact()
             await follower.until(lambda: "b" in follower.names)
-            assert reflector.malformed == 1
+            assert reflector.statistics.malformed == 1
     assert follower.take() == ["applied a", "listed Service", "applied b"]

@@ -47,7 +47,7 @@ async def test_services_slices_and_nodes_are_followed(tmp_path: Path, follower: 
                 server.apply(node("node1", zone="z2"))
                 server.delete("EndpointSlice", "web-1", "default")
                 await follower.until(lambda: len(follower.items) == 4 and "z2" in str(follower.items))
-                assert {kind: it.known for kind, it in watcher.reflectors.items()} == {
+                assert {kind: it.statistics.objects for kind, it in watcher.reflectors.items()} == {
                     "Service": 2,
                     "EndpointSlice": 0,
                     "Node": 2,
@@ -76,7 +76,7 @@ class TestFollowedCluster:
             server.apply(service("early"))
             async with followed(api, WATCHED) as cluster:
                 reflectors = cluster.watcher.reflectors
-                await eventually(lambda: all(it.resource_version for it in reflectors.values()))
+                await eventually(lambda: all(it.statistics.resource_version for it in reflectors.values()))
                 assert follower.items == {}
                 async with running(cluster.pass_on(follower)):
                     await follower.until(lambda: set(follower.listed) == {Service, EndpointSlice, Node})
@@ -84,7 +84,7 @@ class TestFollowedCluster:
                     server.apply(service("late"))
                     await follower.until(lambda: (Service, key("late")) in follower.items)
                 server.delete("Service", "early", "default")
-                await eventually(lambda: reflectors["Service"].known == 1)
+                await eventually(lambda: reflectors["Service"].statistics.objects == 1)
                 assert (Service, key("early")) in follower.items  # nobody takes it any more
 
     async def test_of_long_lists_little_is_kept_until_somebody_takes_it(self, follower: Follower) -> None:
@@ -110,7 +110,7 @@ class TestFollowedCluster:
             followed(api, WATCHED) as cluster,
         ):
             reflectors = cluster.watcher.reflectors
-            await eventually(lambda: all(it.resource_version for it in reflectors.values()))
+            await eventually(lambda: all(it.statistics.resource_version for it in reflectors.values()))
             for number in range(most + 100):
                 server.apply(service(f"web-{number}"))
                 await asyncio.sleep(0.001)
