@@ -27,14 +27,6 @@ _SCALAR = re.compile(rb'"[^"]*"?|[^\s,\[\]{}":]*')
 _OPENING = b"[{"
 
 
-class Member(msgspec.Struct, frozen=True):
-    """A member of an object: its name as written, and the position of its value in the text."""
-
-    name: bytes
-    start: int
-    end: int
-
-
 def decoded(decode: Callable[[bytes], Value], text: bytes) -> Value:
     """The result of msgspec's `decode` for the text.
 
@@ -51,18 +43,23 @@ def decoded(decode: Callable[[bytes], Value], text: bytes) -> Value:
         raise msgspec.DecodeError(str(error)) from error
 
 
-def members(text: bytes) -> Iterator[Member]:
-    """The members of an object, as far as they can be told apart. The last value may be cut off by the text's end."""
+def members(text: bytes) -> dict[bytes, slice]:
+    """Where the members of an object have their values, by the names as written, as far as they can be told apart.
+
+    The last value may be cut off by the text's end. Of two members with one name, the later one counts.
+    """
+    found: dict[bytes, slice] = {}
     shadow = _without_escapes(text)
     position = len(shadow) - len(shadow.lstrip())
     if shadow[position : position + 1] != b"{":
-        return
+        return found
     position += 1
     while name := _NAME.match(shadow, position):
         position = _end_of_value(shadow, name.end())
-        yield Member(text[name.start(1) : name.end(1)], name.end(), position)
+        found[text[name.start(1) : name.end(1)]] = slice(name.end(), position)
         if position == name.end():
-            return
+            break
+    return found
 
 
 def elements(text: bytes) -> Iterator[bytes]:

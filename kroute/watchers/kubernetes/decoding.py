@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from kroute.model.objects import EndpointSlice, KubernetesObject, ObjectKey, ObjectMeta
-from kroute.watchers.json_text import Member, decoded, elements, members
+from kroute.watchers.json_text import decoded, elements, members
 
 log = structlog.get_logger(__name__)
 
@@ -27,6 +27,7 @@ LONGEST_VERSION = 128
 """Characters of a resourceVersion, which becomes a part of URLs. In etcd it is a 64-bit number."""
 IDENTITY_WITHIN = 4096
 """The first bytes of an object, which contain its name and version: the API server writes them first."""
+_NOWHERE = slice(0)
 _decode_text = msgspec.json.Decoder(str).decode
 LONGEST_LINE = LONGEST_OBJECT + (64 << 10)
 """Bytes of a line that are kept: enough to find whose object it is, and that the object is too long."""
@@ -105,11 +106,11 @@ async def read_page(body: bytes) -> Page:
 
 
 def _take_page_apart(body: bytes) -> Page:
-    parts = {member.name: member for member in members(body)}
+    parts = members(body)
     if b"metadata" not in parts or b"items" not in parts:
         raise msgspec.DecodeError("it has no metadata or no items")
-    metadata = decoded(_decode_meta, _value(body, parts[b"metadata"]))
-    items = _value(body, parts[b"items"])
+    metadata = decoded(_decode_meta, body[parts[b"metadata"]])
+    items = body[parts[b"items"]]
     return Page(metadata, None if items == b"null" else [msgspec.Raw(item) for item in elements(items)])
 
 
@@ -122,10 +123,10 @@ def read_event(line: bytes) -> Event:
     try:
         return decoded(_decode_event, line)
     except msgspec.DecodeError:
-        parts = {member.name: member for member in members(line[:IDENTITY_WITHIN])}
+        parts = members(line[:IDENTITY_WITHIN])
         if b"type" not in parts or b"object" not in parts:
             raise
-        kind = decoded(_decode_text, _value(line, parts[b"type"]))
+        kind = decoded(_decode_text, line[parts[b"type"]])
     return Event(kind, msgspec.Raw(line[parts[b"object"].start :].rstrip().removesuffix(b"}")))
 
 
@@ -154,14 +155,10 @@ def _check_lengths(identity: Identity | ObjectMeta) -> None:
 
 
 def _identity_in(text: bytes) -> Identity:
-    metadata = next((_value(text, member) for member in members(text) if member.name == b"metadata"), b"")
-    fields = {member.name: _value(metadata, member) for member in members(metadata)}
-    name, namespace = (_text(fields.get(field, b""), LONGEST_NAME) for field in (b"name", b"namespace"))
-    return Identity(name, namespace, _text(fields.get(b"resourceVersion", b""), LONGEST_VERSION))
-
-
-def _value(text: bytes, member: Member) -> bytes:
-    return text[member.start : member.end]
+    metadata = text[members(text).get(b"metadata", _NOWHERE)]
+    fields = members(metadata)
+    name, namespace = (_text(metadata[fields.get(field, _NOWHERE)], LONGEST_NAME) for field in (b"name", b"namespace"))
+    return Identity(name, namespace, _text(metadata[fields.get(b"resourceVersion", _NOWHERE)], LONGEST_VERSION))
 
 
 def _text(value: bytes, longest: int) -> str:

@@ -69,7 +69,7 @@ def test_a_date_without_a_year_is_unreadable_too() -> None:
     ],
 )
 def test_an_object_is_taken_apart(text: bytes, found: list[Any]) -> None:
-    assert [(it.name, text[it.start : it.end]) for it in members(text)] == found
+    assert [(name, text[value]) for name, value in members(text).items()] == found
 
 
 @pytest.mark.parametrize(
@@ -96,5 +96,5 @@ def test_a_list_without_an_end_is_unreadable(text: bytes) -> None:
 def test_the_work_grows_with_the_text_and_no_faster(piece: bytes) -> None:
     text = b'{"a":[' + piece * 20_000
     with json_steps.counted() as steps:
-        list(members(text))
+        members(text)
     assert steps.taken <= 2 * len(text) + 10
