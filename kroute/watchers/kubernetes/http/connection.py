@@ -38,7 +38,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_paused = False
         self._has_ended = False
         self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._has_news = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -54,15 +54,15 @@ class HttpConnection(asyncio.Protocol):
         if len(self._received) > READ_AHEAD and not self._is_paused:
             self._is_paused = True
             self.transport.pause_reading()
-        self._wake()
+        self._has_news.set()
 
     def eof_received(self) -> None:
         self._has_ended = True
-        self._wake()
+        self._has_news.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_ended, self._error = True, exc
-        self._wake()
+        self._has_news.set()
         self._all_open.discard(self)
 
     @property
@@ -76,7 +76,12 @@ class HttpConnection(asyncio.Protocol):
         Raises OSError: the connection broke, or (TimeoutError) nothing has come within so many seconds.
         """
         if not (self._received or self._has_ended):
-            await self._wait(within)
+            self._has_news.clear()
+            try:
+                async with asyncio.timeout(within):
+                    await self._has_news.wait()
+            except TimeoutError:
+                raise TimeoutError(f"nothing came for {within:g} s") from None
         if not self._received and self._error is not None:
             raise self._error
         received, self._received = bytes(self._received), bytearray()
@@ -85,21 +90,6 @@ class HttpConnection(asyncio.Protocol):
             self.transport.resume_reading()
         return received
 
-    async def _wait(self, within: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        self._waiter = waiter = loop.create_future()
-        timer = loop.call_later(within, _time_out, waiter, within) if within is not None else None
-        try:
-            await waiter
-        finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
 
 def _probe(connection: socket.socket) -> None:
     """Have the kernel find out that the other end has gone: no packet says so when a machine or a way to it dies."""
@@ -107,11 +97,6 @@ def _probe(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBED_AFTER)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBED_EVERY)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER * 1000)
-
-
-def _time_out(waiter: asyncio.Future[None], seconds: float) -> None:
-    if not waiter.done():
-        waiter.set_exception(TimeoutError(f"nothing came for {seconds:g} s"))
 
 
 class ClientExchange:
