@@ -54,7 +54,7 @@ async def _is_allowed(api: Api, permission: Permission) -> bool:
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": permission._asdict()},
     }
-    answer = await api.review(REVIEWS, body)
+    answer = await api.create(REVIEWS, body)
     try:
         return decoded(_decode_review, answer).status.allowed
     except msgspec.DecodeError as error:

@@ -60,7 +60,7 @@ class LeaseRequests(Protocol):
 
     async def get(self, path: str) -> bytes: ...
 
-    async def create(self, path: str, body: Mapping[str, Any]) -> None:
+    async def create(self, path: str, body: Mapping[str, Any]) -> object:
         """Create an object in the collection."""
 
     async def replace(self, path: str, body: Mapping[str, Any]) -> bytes:

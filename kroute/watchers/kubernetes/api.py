@@ -30,7 +30,7 @@ from kroute.watchers.kubernetes.requests import ApiUse, RequestStatistics
 from kroute.watchers.kubernetes.server_presence import Peers, ServerPresence, WritesWhenUp, costs_nothing
 
 if TYPE_CHECKING:
-    from kroute.watchers.kubernetes.server_choice import ServerChoice
+    from kroute.watchers.kubernetes.server_choice import Look, ServerChoice
 
 HEADERS_TIMEOUT = 30.0
 """Seconds until the headers of a stream must be there. The API server sends them before the first object; a request may
@@ -99,14 +99,7 @@ class Api:
             ConfigurationError: the file, URL, certificate or service account cannot be used.
         """
         api = cls(await load_credentials(settings), settings.master)
-        try:
-            if api._choice is None:
-                await api._session()
-            else:  # a session would ask the servers
-                _clients(api._credentials.configuration, api.addresses)(api.server)
-        except ConfigurationError:
-            await api.close()
-            raise
+        _clients(api._credentials.configuration, api.addresses)(api.server)
         return api
 
     async def close(self) -> None:
@@ -144,17 +137,13 @@ class Api:
         """
         return await self._exchange("GET", path, params or {}, accept=_METADATA_LIST if only_metadata else None)
 
-    async def create(self, path: str, body: Mapping[str, Any]) -> None:
-        """POST an object into the collection at `path`. Raises as `get` does."""
-        await self._exchange("POST", path, {}, body=body)
+    async def create(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """POST an object, or a `…Review`, into the collection at `path`. Returns the answer. Raises as `get` does."""
+        return await self._exchange("POST", path, {}, body=body)
 
     async def patch(self, path: str, patch: Mapping[str, Any]) -> None:
         """PATCH the object at `path` with a JSON merge patch (RFC 7396). Raises as `get` does."""
         await self._exchange("PATCH", path, {}, body=patch)
-
-    async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """POST a `…Review` to `path`. Returns it with the server's answer. Raises as `get` does."""
-        return await self._exchange("POST", path, {}, body=body)
 
     async def server_time(self) -> float:
         """The server's clock, in Unix seconds with a resolution of one second. Raises as `get` does.
@@ -231,10 +220,7 @@ class Api:
         accept: str | None = None,
     ) -> bytes:
         client, response = await self._request(method, path, params, READ_TIMEOUT, body=body, accept=accept)
-        try:
-            return await _read(response, LONGEST_ANSWER)
-        except _FAILURES as error:
-            raise await self._failure(client, f"the answer from {client.url} was cut short", error) from error
+        return await self._body(client, response, LONGEST_ANSWER)
 
     async def _request(
         self,
@@ -255,9 +241,6 @@ class Api:
             began = asyncio.get_running_loop().time()
             try:
                 client, headers = await self._session()
-            except NoServerError as error:
-                self.presence.missed(str(error), refused=error.refused, asked=began)
-                raise
             except (ConfigurationError, *_FAILURES) as error:
                 # a rotation may be half done: the next try finds the rest
                 raise UnreachableError(_what(error)) from error
@@ -293,12 +276,15 @@ class Api:
         self.peers.saw(response.transport)
         if response.ok:
             return response
-        try:
-            text = await _read(response, LONGEST_REFUSAL)
-        except _FAILURES as error:
-            raise await self._failure(client, f"the answer from {client.url} was cut short", error) from error
+        text = await self._body(client, response, LONGEST_REFUSAL)
         self._rejected = response.status == 401
         raise ApiError.from_status(text, response.status, response.headers.get("retry-after"))
+
+    async def _body(self, client: HttpClient, response: Answer, longest: int) -> bytes:
+        try:
+            return await _read(response, longest)
+        except _FAILURES as error:
+            raise await self._failure(client, f"the answer from {client.url} was cut short", error) from error
 
     async def _failure(self, client: HttpClient, what: str, error: BaseException) -> UnreachableError:
         """The error of a connection that failed. What is kept leads to where it did, perhaps to nobody, and is left."""
@@ -320,26 +306,25 @@ class Api:
             await self._credentials.refresh(rejected=self._rejected)
             self._rejected = False
             configuration = self._credentials.configuration
-            headers = self._headers()
             tls = _tls_settings(configuration)
             if self._client is None or tls != self._tls:
                 await self.close()
                 self._client_of = _clients(configuration, self.addresses)
-                self._client = await self._new_client(headers)
+                self._client = await self._new_client()
                 self._tls = tls
             elif self._choice is not None and self.presence.is_away:
-                await self._compare(self._choice, self._client, headers, "it did not answer")
-            return self._client, headers
+                await self._compare(self._choice, self._client, "it did not answer")
+            return self._client, self._headers()
 
     def _headers(self) -> dict[str, str]:
         own = {"Accept": "application/json", "User-Agent": f"kroute/{__version__}"}
         return own | self._credentials.configuration.headers
 
-    async def _new_client(self, headers: Mapping[str, str]) -> HttpClient:
+    async def _new_client(self) -> HttpClient:
         """A client of the server in use; before one is, of the best of several."""
         if self._choice is None or self._tls:
             return self._client_of(self.server)
-        best = await self._choice.best(self._client_of, headers)
+        best = await self._best(self._choice)
         self._choice.use(best, None)
         return best.client
 
@@ -347,16 +332,13 @@ class Api:
 
     async def _look_after(self, choice: "ServerChoice") -> bool:
         """Look at the server in use, and leave one that fails for a better one. Returns whether a server is ready."""
-        client, began = self._client, asyncio.get_running_loop().time()
+        client = self._client
         try:
             if client is None or self.presence.is_away:
                 client, headers = await self._session()
             else:  # nothing is refreshed for a look: a plugin that gives tokens would run every minute
                 headers = self._headers()
-        except NoServerError as error:
-            self.presence.missed(str(error), refused=error.refused, asked=began)
-            return False
-        except (ConfigurationError, *_FAILURES):
+        except (ConfigurationError, NoServerError, *_FAILURES):
             return False  # the next request says it
         look = await choice.look(choice.in_use, client, headers)
         if look.is_ready:
@@ -375,24 +357,16 @@ class Api:
         async with self._renewing:
             if self._client is client and self._choice.compared_at < failed_at:
                 try:
-                    await self._compare(self._choice, client, self._headers(), because, is_silent=is_silent)
-                except NoServerError as error:
-                    self.presence.missed(str(error), refused=error.refused, asked=failed_at)
-                except ConfigurationError:
+                    await self._compare(self._choice, client, because, is_silent=is_silent)
+                except (ConfigurationError, NoServerError):
                     return False
             return self._client is not client
 
     async def _compare(
-        self,
-        choice: "ServerChoice",
-        client: HttpClient,
-        headers: Mapping[str, str],
-        because: str,
-        *,
-        is_silent: bool = False,
+        self, choice: "ServerChoice", client: HttpClient, because: str, *, is_silent: bool = False
     ) -> None:
         """Ask all servers, and use the best. Raises NoServerError, and leaves everything as it is."""
-        best = await choice.best(self._client_of, headers, in_use_last=is_silent)
+        best = await self._best(choice, in_use_last=is_silent)
         if best.address == choice.in_use and not is_silent:
             await best.client.close()
         else:
@@ -401,6 +375,15 @@ class Api:
             await client.close()
         if self.presence.answered():
             client.give_up(begun_before=asyncio.get_running_loop().time())
+
+    async def _best(self, choice: "ServerChoice", *, in_use_last: bool = False) -> "Look":
+        """The best of all servers. Notes it, and raises NoServerError, if none answers."""
+        asked = asyncio.get_running_loop().time()
+        try:
+            return await choice.best(self._client_of, self._headers(), in_use_last=in_use_last)
+        except NoServerError as error:
+            self.presence.missed(str(error), refused=error.refused, asked=asked)
+            raise
 
 
 def _clients(configuration: Configuration, servers: Sequence[str]) -> Callable[[str], HttpClient]:

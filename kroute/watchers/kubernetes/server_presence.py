@@ -119,7 +119,7 @@ class ServerPresence:
 class ApiWriter(Protocol):
     """Makes writes. Each raises UnreachableError if there was no answer."""
 
-    async def create(self, path: str, body: Mapping[str, Any]) -> None:
+    async def create(self, path: str, body: Mapping[str, Any]) -> object:
         """Create an object in the collection."""
 
     async def patch(self, path: str, patch: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ class WritesWhenUp:
         """Patch an object once the server is there."""
         await self._insist(lambda: self._writer.patch(path, patch))
 
-    async def _insist(self, write: Callable[[], Awaitable[None]]) -> None:
+    async def _insist(self, write: Callable[[], Awaitable[object]]) -> object:
         while True:
             await self._presence.returned()
             try:
