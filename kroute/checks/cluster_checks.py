@@ -114,11 +114,11 @@ def check_cni(cluster: Cluster) -> list[Finding]:
     known: dict[str, Finding] = {}
     for program, check in _CNI_PLUGINS.items():
         for plugin in cluster.running(program):
-            known.setdefault(str(plugin.metadata), check(cluster, plugin))
+            known.setdefault(str(plugin.metadata.key), check(cluster, plugin))
     for program, (level, message, next_step) in _PLAIN_PLUGINS.items():
         for plugin in cluster.running(program):
             found = Finding(CNI, level, message.format(where=_where(plugin)), next_step)
-            known.setdefault(str(plugin.metadata), found)
+            known.setdefault(str(plugin.metadata.key), found)
     if known:
         return list(known.values())
     if any("flannel.alpha.coreos.com/backend-type" in node.annotations for node in cluster.nodes):
@@ -242,7 +242,7 @@ def embedded_kube_proxy(cluster: Cluster) -> tuple[list[ClusterNode], list[Clust
 
 
 def _where(daemon_set: DaemonSet) -> str:
-    return f"DaemonSet {daemon_set.metadata}, on {_plural(daemon_set.status.desired_number_scheduled, 'Node')}"
+    return f"DaemonSet {daemon_set.metadata.key}, on {_plural(daemon_set.status.desired_number_scheduled, 'Node')}"
 
 
 def _plural(count: int, noun: str) -> str:

@@ -5,29 +5,24 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from kroute.model.objects import ObjectMeta
+
 T = TypeVar("T")
 
 MOST_ELEMENTS = 1000
 """Containers, arguments or addresses of one object that are looked at."""
 
 
-class Named(msgspec.Struct, rename="camel"):
-    """What kroute reads of `metadata`."""
+class Metadata(ObjectMeta, frozen=True):
+    """What the checks read of `metadata`."""
 
-    name: str = ""
-    namespace: str = ""
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
     deletion_timestamp: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
 class Object(msgspec.Struct):
     """An object of which only `metadata` is read, such as a Namespace; the base of the others."""
 
-    metadata: Named = msgspec.field(default_factory=Named)
+    metadata: Metadata
 
     @property
     def labels(self) -> Mapping[str, str]:

@@ -170,12 +170,12 @@ def _kube_proxies(cluster: Cluster) -> Iterator[_Proxy]:
     """Every kube-proxy for Linux: of DaemonSets, of static Pods (RKE2, GKE), and inside K3s."""
     for each in cluster.running("kube-proxy"):
         count = each.status.desired_number_scheduled
-        yield _configured(cluster, f"DaemonSet {each.metadata}", each.metadata.namespace, each.pod, count)
+        yield _configured(cluster, f"DaemonSet {each.metadata.key}", each.metadata.namespace, each.pod, count)
     static = [pod for pod in cluster.static_pods if pod.spec.container("kube-proxy")]
     serving, _ = embedded_kube_proxy(cluster)
     if static:
         first = static[0]
-        where = f"static Pods such as {first.metadata}"
+        where = f"static Pods such as {first.metadata.key}"
         yield _configured(cluster, where, first.metadata.namespace, first.spec, len(static))
     elif serving:
         words = next((found for node in serving if (found := _embedded_flags(node))), [])
@@ -210,7 +210,7 @@ def _configured(cluster: Cluster, name: str, namespace: str, pod: PodSpec, nodes
 
 def _take_proxies(values: Values, cluster: Cluster, proxies: list[_Proxy]) -> None:
     """Translate the first kube-proxy that runs anywhere, and kube-router's service proxy."""
-    found = [(str(router.metadata), router.pod.container("kube-router")) for router in cluster.running("kube-router")]
+    found = [(str(each.metadata.key), each.pod.container("kube-router")) for each in cluster.running("kube-router")]
     routers = [(name, container) for name, container in found if container and serves(container)]
     for name, container in routers[:1]:
         _take_flags(values, container, f"kube-router's DaemonSet {name}", KUBE_ROUTER)
