@@ -85,8 +85,9 @@ async def signs_of_life(*, ours: Collection[int] = (), processes: Path | None = 
     """
     of_processes, routers = _by_processes(processes) if processes is not None else ([], set())
     signs: list[Sign] = []
+    links = {name for _, name in socket.if_nameindex()}
     for listener in LISTENERS if _is_loopback_up() else ():
-        is_without_link = listener.links and not any(map(_has_link, listener.links))
+        is_without_link = listener.links and links.isdisjoint(listener.links)
         if listener.proxy in routers or listener.port in ours or is_without_link:
             continue
         for host in LOOPBACK:
@@ -125,14 +126,6 @@ def _is_loopback_up() -> bool:
     return bool(_INTERFACE_FLAGS.unpack_from(request)[1] & IFF_UP)
 
 
-def _has_link(name: str) -> bool:
-    try:
-        socket.if_nametoindex(name)
-    except OSError:
-        return False
-    return True
-
-
 async def _signs(host: str, listener: Listener) -> list[Sign]:
     """What the program at the port says it is; nothing if it is none of the proxies."""
     port = f"its {listener.what} {listener.port}"
@@ -159,10 +152,9 @@ async def _answer(host: str, listener: Listener) -> bytes | None:
         async with asyncio.timeout(ANSWERS_WITHIN):
             reader, writer = await asyncio.open_connection(host, listener.port)
             writer.write(f"GET {listener.path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
-            answer = b""
-            while len(answer) < LONGEST_ANSWER and (piece := await reader.read(LONGEST_ANSWER - len(answer))):
-                answer += piece
-            return answer
+            return await reader.readexactly(LONGEST_ANSWER)
+    except asyncio.IncompleteReadError as error:  # the whole answer
+        return error.partial
     except TimeoutError:
         return None
     except OSError:
