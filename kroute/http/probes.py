@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
@@ -12,7 +11,7 @@ from itertools import count
 import structlog
 
 from kroute.base.backoff import exhaustion
-from kroute.base.wording import host_port
+from kroute.base.wording import host_port, in_words
 from kroute.model.probes import Probe, ProbeKind, ProbeSettings
 
 log = structlog.get_logger(__name__)
@@ -209,13 +208,13 @@ async def check(probe: Probe, timeout: float) -> str | None:  # noqa: ASYNC109  
         async with asyncio.timeout(timeout):
             return await _check(probe)
     except ConnectionRefusedError as error:
-        return None if probe.kind is ProbeKind.REACH else _words(error)
+        return None if probe.kind is ProbeKind.REACH else in_words(error)
     except TimeoutError:
         return f"no answer within {timeout} s"
     except OSError as error:
         if _lack(error) is not None:
             raise
-        return _words(error)
+        return in_words(error)
 
 
 async def _check(probe: Probe) -> str | None:
@@ -239,7 +238,3 @@ def _lack(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
         return "widen the range of local ports (sysctl net.ipv4.ip_local_port_range)"
     return exhaustion(error)
-
-
-def _words(error: OSError) -> str:
-    return os.strerror(error.errno) if error.errno else type(error).__name__

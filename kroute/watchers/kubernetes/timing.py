@@ -84,7 +84,7 @@ class RetryPolicy:
         self.allowed()
         if error.retry_after is not None:
             return max(error.retry_after, FIRST_RETRY) * (1.0 + self._timing.rng.random())
-        if error.is_expired and while_watching and self._has_list_for(RELISTED_AT_ONCE_AFTER):
+        if error.is_expired and while_watching and self._timing.clock() - self._listed_at >= RELISTED_AT_ONCE_AFTER:
             return 0.0
         return self._backoff.delay()
 
@@ -94,6 +94,3 @@ class RetryPolicy:
             self._denied_since = now
         self.is_denied = now - self._denied_since >= DOUBTED_FOR
         return self._backoff.delay() if self.is_denied else self._doubt.delay()
-
-    def _has_list_for(self, seconds: float) -> bool:
-        return self._timing.clock() - self._listed_at >= seconds
