@@ -1,14 +1,14 @@
 """The checks of `kroute check` on the node. They change nothing, but load modules and tables as a start does."""
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kroute.checks import preflight
 from kroute.checks.finding import Finding, Level, failed, ok, warning
 from kroute.checks.neighbours import calico_traces, check_calico, check_host_firewall, check_marks, uses_of_marks
 from kroute.checks.other_proxies import Trace, leftovers
-from kroute.checks.preflight import LOAD_MODULE, has_capability
+from kroute.checks.preflight import Required
 from kroute.controllers.ipvs.sysctls import SYSCTLS, Circumstances
 from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled_on
 from kroute.firewall.protocol import Firewall
@@ -46,7 +46,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     if failures or choice is None:
         return findings  # without capabilities and modules the kernel does not answer the other checks
     settings = settled_on(settings, choice.name)
-    reads_legacy = preflight.has_capability(preflight.CAPABILITY_NUMBERS["NET_RAW"])
+    reads_legacy = preflight.has_capability("NET_RAW")
     async with open_kernel(only=_clients(settings)) as kernel, Nftables() as nftables:
         findings += await check_firewall(firewall_of(settings, kernel), ipv6=ipv6)
         overrules = BACKENDS[choice.name].overrules
@@ -206,11 +206,11 @@ async def check_bridges(sysctls: SysctlClient, links: LinkClient, *, ipv6: bool)
 
 
 DIRECT_RETURN = "direct return"
-DIRECT_RETURN_CAPABILITIES: Mapping[str, tuple[int, str]] = {
-    "SYS_PTRACE": (19, "to see the network namespaces of other processes"),
-    "SYS_ADMIN": (21, "to enter them"),
+DIRECT_RETURN_CAPABILITIES = {
+    "SYS_PTRACE": "to see the network namespaces of other processes",
+    "SYS_ADMIN": "to enter them",
 }
-"""What direct return needs in addition, by the number of include/uapi/linux/capability.h and the purpose."""
+"""What direct return needs in addition, and the purpose."""
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """The same on every machine (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""
 _PAGE = "see docs/direct-return.md"
@@ -224,15 +224,12 @@ async def check_direct_return(settings: Settings, *, ipv6: bool, proc: Path = Pa
     """
     if not settings.direct_return:
         return []
-    found = []
-    for name, (number, purpose) in DIRECT_RETURN_CAPABILITIES.items():
-        if not has_capability(number, proc / "self/status"):
-            message = f"CAP_{name} is missing ({purpose}), so no pod here can be prepared"
-            found.append(warning(DIRECT_RETURN, message, f"add {name} to the container's capabilities, {_PAGE}"))
+    tunnels = ("ipip", "ip6_tunnel") if ipv6 else ("ipip",)
+    required = Required(DIRECT_RETURN_CAPABILITIES, dict.fromkeys(tunnels, "the end of a tunnel in a pod"))
+    missing = await preflight.findings(required, proc)
+    consequence = f"without, pods here are not prepared ({_PAGE})"
+    found = [warning(DIRECT_RETURN, each.message, f"{each.next_step}; {consequence}") for each in missing]
     if str((proc / "self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE:
         message = "the processes of the node's pods cannot be seen from this PID namespace"
         found.append(warning(DIRECT_RETURN, message, f"set hostPID in the pod, {_PAGE}"))
-    for name in await modules.load(["ipip", "ip6_tunnel"] if ipv6 else ["ipip"]):
-        message = f"kernel module {name} (the end of a tunnel in a pod) is not loaded and cannot be loaded from here"
-        found.append(warning(DIRECT_RETURN, message, LOAD_MODULE.format(name)))
     return found or [ok(DIRECT_RETURN, "pods here can be prepared")]

@@ -17,8 +17,8 @@ CAPABILITIES, MODULES, TOOLS, INTERFACE = "capabilities", "modules", "tools", "i
 
 LOAD_MODULE = "run `modprobe {}` on the node, or install the modules package of its kernel"
 
-CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
-CAPABILITY_NUMBERS = {"NET_ADMIN": CAP_NET_ADMIN, "NET_RAW": 13}
+CAPABILITY_NUMBERS = {"NET_ADMIN": 12, "NET_RAW": 13, "SYS_PTRACE": 19, "SYS_ADMIN": 21}
+"""include/uapi/linux/capability.h"""
 
 
 class Required(msgspec.Struct, frozen=True):
@@ -39,11 +39,6 @@ DIRECTOR = Required(
     {"ip_vs": "the kernel's load balancer"},
 )
 """What a director needs, which has no rules and no dummy interface."""
-
-
-async def missing_prerequisites(required: Required) -> list[str]:
-    """The missing prerequisites, one sentence each with the way to get it; empty if kroute can start."""
-    return list(map(str, await findings(required)))
 
 
 async def look_at_node(settings: Settings) -> tuple[Choice | None, list[Finding]]:
@@ -86,11 +81,11 @@ async def interface_findings(settings: Settings) -> list[Finding]:
     return [failed(INTERFACE, message, f"name one that kroute can make, such as {DEFAULTS.dummy_interface}")]
 
 
-async def findings(required: Required | Backend) -> list[Finding]:
-    """The missing prerequisites. Modules that can be loaded are loaded."""
+async def findings(required: Required | Backend, proc: Path = Path("/proc")) -> list[Finding]:
+    """The missing prerequisites; empty if kroute can start. Modules that can be loaded are loaded."""
     missing = []
     for name, purpose in required.capabilities.items():
-        if not has_capability(CAPABILITY_NUMBERS[name]):
+        if not has_capability(name, proc):
             next_step = f"run kroute as root, or add {name} to its container's capabilities"
             missing.append(failed(CAPABILITIES, f"CAP_{name} is missing ({purpose})", next_step))
     for name in await modules.load(list(required.modules)):
@@ -99,7 +94,8 @@ async def findings(required: Required | Backend) -> list[Finding]:
     return missing
 
 
-def has_capability(number: int, status: Path = Path("/proc/self/status")) -> bool:
+def has_capability(name: str, proc: Path = Path("/proc")) -> bool:
     """Whether this process has the capability now (`CapEff` of proc(5))."""
-    effective = next(line for line in status.read_text().splitlines() if line.startswith("CapEff:"))
-    return bool(int(effective.split()[1], 16) >> number & 1)
+    status = (proc / "self/status").read_text()
+    effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) >> CAPABILITY_NUMBERS[name] & 1)

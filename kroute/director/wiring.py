@@ -245,12 +245,10 @@ async def _kernel_table() -> snapshot.KernelTable:
 async def serve(settings: DirectorSettings) -> int:
     """Run a director until SIGTERM. Returns the exit code."""
     stop = stop_signal()
-    missing = await begun(
-        stop, "looking for what is missing", lambda: preflight.missing_prerequisites(preflight.DIRECTOR)
-    )
+    missing = await begun(stop, "looking for what is missing", lambda: preflight.findings(preflight.DIRECTOR))
     if missing:
         for prerequisite in missing:
-            log.error("prerequisite.missing", prerequisite=prerequisite)
+            log.error("prerequisite.missing", prerequisite=str(prerequisite))
         return 1
     return await run_claimed(stop, partial(_claim, settings), partial(_director, settings))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kroute.checks.other_proxies import DSR_TABLE, EXTERNAL_IP_TABLE, OtherProxy
-from kroute.checks.preflight import CAPABILITY_NUMBERS, has_capability
+from kroute.checks.preflight import has_capability
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Element, Ipset
 from kroute.kernel.iptables.nft_rules import TABLES, read_rules
@@ -92,7 +92,7 @@ async def _read_legacy(variant: Variant) -> _Rules:
     names = legacy_tables(variant.family)
     if not names and (names is not None or not is_present(_LEGACY_MODULES[variant.family])):
         return _Rules()
-    if has_capability(CAPABILITY_NUMBERS["NET_RAW"]):
+    if has_capability("NET_RAW"):
         saved = await save(variant)
         if saved is not None:
             return _Rules(parse_saved(saved))

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 
-from kroute.checks.preflight import CAP_NET_ADMIN, has_capability
+from kroute.checks.preflight import has_capability
 from kroute.model.plan import Problem
 from kroute.telemetry.statistics import Statistics
 
@@ -19,7 +19,7 @@ class PrivilegeWatch:
         report: Callable[[Problem], None],
         take_back: Callable[[Problem], None],
         period: float,
-        may_change_network: Callable[[], bool] = lambda: has_capability(CAP_NET_ADMIN),
+        may_change_network: Callable[[], bool] = lambda: has_capability("NET_ADMIN"),
     ) -> None:
         self._statistics = statistics
         self._report = report

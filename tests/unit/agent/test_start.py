@@ -57,11 +57,11 @@ async def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     return fake
 
 
-def _after(look: Callable[[int], bool]) -> Callable[[int], bool]:
+def _after(look: Callable[..., bool]) -> Callable[..., bool]:
     """Return a look at the process's capabilities that finds every one."""
 
-    def has(number: int) -> bool:
-        look(number)
+    def has(*asked: Any) -> bool:
+        look(*asked)
         return True
 
     return has
@@ -167,5 +167,5 @@ class TestOrder:
         settings = Settings(node_name="node1", kubeconfig=tmp_path / "absent", state_dir=tmp_path)
         with pytest.raises(ConfigurationError, match="absent cannot be read"):
             await start.serve(settings, LoopWatch())
-        monkeypatch.setattr(preflight, "has_capability", lambda _number: False)
+        monkeypatch.setattr(preflight, "has_capability", lambda *_: False)
         assert await start.serve(settings, LoopWatch()) == 1

@@ -7,10 +7,11 @@ import pytest
 
 from kroute.checks.finding import Level
 from kroute.checks.node_checks import DIRECT_RETURN_CAPABILITIES, INITIAL_PID_NAMESPACE, check_direct_return
+from kroute.checks.preflight import CAPABILITY_NUMBERS
 from kroute.kernel import modules
 from tests.builders import settings
 
-ALL = sum(1 << number for number, _ in DIRECT_RETURN_CAPABILITIES.values())
+ALL = sum(1 << CAPABILITY_NUMBERS[name] for name in DIRECT_RETURN_CAPABILITIES)
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ async def test_without_the_setting_nothing_is_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", DIRECT_RETURN_CAPABILITIES)
 async def test_each_capability_is_named(proc: Path, name: str) -> None:
-    say(proc, capabilities=ALL & ~(1 << DIRECT_RETURN_CAPABILITIES[name][0]))
+    say(proc, capabilities=ALL & ~(1 << CAPABILITY_NUMBERS[name]))
     [message] = await complaints(proc)
     assert f"CAP_{name} is missing" in message
 

@@ -107,7 +107,7 @@ async def test_a_missing_tool_is_a_prerequisite_with_its_next_step(monkeypatch: 
     )
     monkeypatch.setitem(backend.BACKENDS, "iptables", without)
     monkeypatch.setattr(modules, "load", load_all)
-    monkeypatch.setattr(preflight, "has_capability", lambda _number: True)
+    monkeypatch.setattr(preflight, "has_capability", lambda *_: True)
     choice, [missing] = await preflight.look_at_node(Settings("node1", firewall="iptables"))
     assert choice is not None
     assert str(missing) == "x-save is not installed (--firewall iptables): install the package x"
