@@ -31,7 +31,7 @@ from kroute.reconcile.batches import in_turns
 from kroute.reconcile.ledger import Ledger
 from kroute.telemetry.spam_filter import BURST
 from kroute.watchers.kubernetes.api import Api
-from kroute.watchers.kubernetes.authentication import NoCredentials
+from kroute.watchers.kubernetes.authentication.configuration import Credentials
 from tests.builders import endpoint_slice, node, port, service, settings
 from tests.fakes.node_kernel import open_fake_kernel
 from tests.unit.director.test_direct_routing import FakeDirector, new_kernel
@@ -380,7 +380,7 @@ async def test_verdicts_that_change_all_the_time_are_planned_in_a_fifth_of_the_t
     async with open_fake_kernel(new_kernel()) as kernel:
         director = Director(
             DirectorSettings(SETTINGS, "eth0"),
-            Api(NoCredentials("http://127.0.0.1:1")),  # nothing is followed, asked or written: only plans are made
+            Api(Credentials("http://127.0.0.1:1")),  # nothing is followed, asked or written: only plans are made
             identity=DirectorIdentity.open("d", tmp_path),
             interfaces=NodeInterfaces(frozenset(), ()),
             ledger=Ledger.open(tmp_path),

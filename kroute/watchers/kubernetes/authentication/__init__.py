@@ -7,17 +7,7 @@ the service account, and must have a certificate of its authority.
 
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.authentication import service_account
-from kroute.watchers.kubernetes.authentication.configuration import Configuration, Credentials
-
-
-class NoCredentials:
-    """A server's URL without any credentials."""
-
-    def __init__(self, url: str) -> None:
-        self.configuration = Configuration(url)
-
-    async def refresh(self, *, rejected: bool = False) -> None:
-        """Do nothing: there are no credentials."""
+from kroute.watchers.kubernetes.authentication.configuration import Credentials
 
 
 async def load_credentials(settings: Settings) -> Credentials:
@@ -39,4 +29,4 @@ async def load_credentials(settings: Settings) -> Credentials:
     server = settings.master[0]
     if server.startswith("https:") and (service_account.DIRECTORY / "token").exists():
         return service_account.InClusterCredentials(host=server)
-    return NoCredentials(server)
+    return Credentials(server)

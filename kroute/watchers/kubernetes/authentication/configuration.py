@@ -6,7 +6,6 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -47,10 +46,11 @@ class Configuration(msgspec.Struct):
         return self.authority, self.certificate, self.key
 
 
-class Credentials(Protocol):
-    """A `Configuration` that is kept up to date."""
+class Credentials:
+    """A `Configuration` that is kept up to date. By itself, it is a server's URL without any credentials."""
 
-    configuration: Configuration
+    def __init__(self, url: str) -> None:
+        self.configuration = Configuration(url)
 
     async def refresh(self, *, rejected: bool = False) -> None:
         """Bring `configuration` up to date. `rejected`: whether the server refused the current credentials.
@@ -85,11 +85,6 @@ def fingerprint(pem: Pem | None) -> tuple[int, ...]:
     except (OSError, ValueError):  # ValueError: NUL in its name
         return ()
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def sentence(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def context_for(configuration: Configuration) -> ssl.SSLContext:

@@ -15,17 +15,17 @@ from typing import Any
 
 import msgspec
 
-from kroute.base.wording import in_words
+from kroute.base.wording import in_words, with_path
 from kroute.watchers import yaml_text
 from kroute.watchers.kubernetes.authentication import exec_plugin
 from kroute.watchers.kubernetes.authentication.configuration import (
     LONGEST_TOKEN,
     REFRESH_PERIOD,
     Configuration,
+    Credentials,
     Pem,
     authorization,
     fingerprint,
-    sentence,
 )
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
@@ -89,7 +89,7 @@ class _Kubeconfig(msgspec.Struct, rename="kebab"):
         return cluster, user or _User()
 
 
-class KubeconfigCredentials:
+class KubeconfigCredentials(Credentials):
     """A kubeconfig file."""
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +98,7 @@ class KubeconfigCredentials:
         self._user = _User()
         self._refreshed = 0.0
         self._ends_at: datetime | None = None
-        self.configuration = Configuration(_NO_SERVER)
+        super().__init__(_NO_SERVER)
 
     async def load(self) -> None:
         """Read the file.
@@ -144,7 +144,7 @@ class KubeconfigCredentials:
         try:
             yield
         except (ConfigurationError, msgspec.ValidationError, OSError, ValueError) as error:
-            raise ConfigurationError(f"kubeconfig {self._path} cannot be used: {sentence(error)}") from error
+            raise ConfigurationError(f"kubeconfig {self._path} cannot be used: {with_path(error)}") from error
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -8,11 +8,11 @@ import os
 import time
 from pathlib import Path
 
+from kroute.base.wording import with_path
 from kroute.watchers.kubernetes.authentication.configuration import (
     REFRESH_PERIOD,
-    Configuration,
+    Credentials,
     authorization,
-    sentence,
 )
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
@@ -23,7 +23,7 @@ _FAILURES = (OSError, ValueError)
 """With what reading a file or a variable ends; ValueError: it is no text."""
 
 
-class InClusterCredentials:
+class InClusterCredentials(Credentials):
     """The Pod's service account, for the server `host` or the one that the variables name.
 
     Raises ConfigurationError if this is no Pod of a cluster.
@@ -33,7 +33,7 @@ class InClusterCredentials:
         directory = directory or DIRECTORY
         self._token_file = directory / "token"
         try:
-            self.configuration = Configuration(host or _host())
+            super().__init__(host or _host())
             self._read_token()
             authority = directory / "ca.crt"
             if not authority.read_text():
@@ -52,7 +52,7 @@ class InClusterCredentials:
         try:
             self._read_token()
         except _FAILURES as error:
-            raise ConfigurationError(f"the service account's token cannot be read: {sentence(error)}") from error
+            raise ConfigurationError(f"the service account's token cannot be read: {with_path(error)}") from error
 
     def _read_token(self) -> None:
         token = self._token_file.read_text()
