@@ -279,13 +279,12 @@ class ManifestWatcher:
                 self._vanished.setdefault(name, asyncio.get_running_loop().time())
             return
         except UnreadableError as error:
-            self._vanished.pop(name, None)
             self.unreadable[name] = str(error)
             self._complain("manifest.unreadable", name, [str(error)])
-            return
+        else:
+            self._files[name], complaints = _objects(name, parts, before)
+            self._complain("manifest.faulty", name, complaints)
         self._vanished.pop(name, None)
-        self._files[name], complaints = _objects(name, parts, before)
-        self._complain("manifest.faulty", name, complaints)
 
     def _complain(self, event: str, name: str, complaints: list[str]) -> None:
         """Log a file's faults once, and once that they are gone."""

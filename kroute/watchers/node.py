@@ -147,8 +147,12 @@ class NodeWatcher:
 
     async def _follow_what_is_needed(self) -> None:
         while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY):
+                    await self._routes_changed.wait()
             pause = 0.0
-            if await self._routes_have_changed():
+            if self._routes_changed.is_set():
+                self._routes_changed.clear()
                 began = time.monotonic()
                 self._gateways = await _read(self._next_hops, self._gateways)
                 pause = max(SHORTEST_PAUSE, SHARE * (time.monotonic() - began))
@@ -156,15 +160,6 @@ class NodeWatcher:
                 self._dns_servers = self._resolver()
             self._pass_on()
             await asyncio.sleep(pause)
-
-    async def _routes_have_changed(self) -> bool:
-        try:
-            async with asyncio.timeout(LOOK_EVERY):
-                await self._routes_changed.wait()
-        except TimeoutError:
-            return False
-        self._routes_changed.clear()
-        return True
 
     async def _read(self) -> None:
         found = await self._read_whole()

@@ -8,6 +8,7 @@ watch on every node would cost the API server more than a list in ten minutes.
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import msgspec
@@ -71,7 +72,7 @@ class ApiFactsWatcher:
 
         A connection to another address is passed on at once.
         """
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(RESOLVE_EVERY):
                 while True:
                     await self._api.peers.changed.wait()
@@ -79,8 +80,6 @@ class ApiFactsWatcher:
                     self._pass_on()
                     if self._listed_at is None:
                         return
-        except TimeoutError:
-            return
 
     async def _list_ranges(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -16,6 +16,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -105,11 +106,9 @@ class ServerPresence:
         if not self.is_away:
             await asyncio.sleep(seconds)
             return
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._present.wait()
-        except TimeoutError:
-            return
 
     async def returned(self) -> None:
         """Wait, without asking, until the server is there."""
