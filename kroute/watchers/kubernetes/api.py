@@ -245,18 +245,17 @@ class Api:
                 # a rotation may be half done: the next try finds the rest
                 raise UnreachableError(_what(error)) from error
             try:
-                with self.requests.measured(client.url, method) as request:
-                    response = await client.request(
-                        method,
-                        path,
-                        params,
-                        {**headers, **_CONTENT_TYPE.get(method, {}), **({"Accept": accept} if accept else {})},
-                        msgspec.json.encode(body) if body is not None else b"",
-                        read_timeout=read_timeout,
-                        head_timeout=HEADERS_TIMEOUT if read_timeout is None else read_timeout,
-                        on_kept=read_timeout is not None,  # a watch lasts for minutes: its own connection is cheap
-                    )
-                    request.status = response.status
+                request = client.request(
+                    method,
+                    path,
+                    params,
+                    {**headers, **_CONTENT_TYPE.get(method, {}), **({"Accept": accept} if accept else {})},
+                    msgspec.json.encode(body) if body is not None else b"",
+                    read_timeout=read_timeout,
+                    head_timeout=HEADERS_TIMEOUT if read_timeout is None else read_timeout,
+                    on_kept=read_timeout is not None,  # a watch lasts for minutes: its own connection is cheap
+                )
+                response = await self.requests.measured(client.url, method, request)
             except _FAILURES as error:
                 failure = await self._failure(client, f"{client.url} does not answer", error)
                 if failure.moved and moves_left and (method == "GET" or costs_nothing(error)):

@@ -2,8 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
@@ -11,6 +11,9 @@ import msgspec
 from kroute.base.histogram import Histogram
 from kroute.model.kinds import WatchedKind
 from kroute.watchers.kubernetes.errors import ApiError
+
+if TYPE_CHECKING:
+    from kroute.watchers.kubernetes.http.connection import Answer
 
 FROM_CACHE = "0"
 """The resourceVersion of the first list: any state in the API server's cache, which spares etcd."""
@@ -93,12 +96,6 @@ class ApiUse(msgspec.Struct):
     requests: list[RequestSeries] = []
 
 
-class RequestUnderway:
-    """A request that is being made; `status` is set when the head of its answer arrives."""
-
-    status: int | None = None
-
-
 class RequestStatistics:
     """The counts since the start. A request is over when the head of its answer has arrived: a watch goes on then."""
 
@@ -106,14 +103,15 @@ class RequestStatistics:
         self._counted: dict[tuple[str, str], tuple[Counter[str], Histogram]] = {}
         """By server and method: how often each status came, and the latencies."""
 
-    @contextmanager
-    def measured(self, server: str, method: str) -> Iterator[RequestUnderway]:
-        """Count the request that the block makes to the server of this URL."""
-        began, request = time.monotonic(), RequestUnderway()
+    async def measured(self, server: str, method: str, request: Awaitable["Answer"]) -> "Answer":
+        """The answer to a request to the server of this URL, which is counted, whatever becomes of it."""
+        began, status = time.monotonic(), None
         try:
-            yield request
+            answer = await request
+            status = answer.status
+            return answer
         finally:
-            self.answered(urlsplit(server).netloc, method, request.status, time.monotonic() - began)
+            self.answered(urlsplit(server).netloc, method, status, time.monotonic() - began)
 
     def answered(self, host: str, method: str, status: int | None, seconds: float) -> None:
         """Count a request; `status` is None if no answer arrived."""
