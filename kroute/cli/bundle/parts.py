@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from kroute import __version__
+from kroute.base import program
 from kroute.checks.other_proxies import leftovers
 from kroute.cli.check import findings_of
 from kroute.cli.plan import changes_of
@@ -50,7 +51,8 @@ LOG_LINES = 2000
 """The newest lines of the journal, of the agent's unit and the director's."""
 UNITS = ("kroute", "kroute-director")
 TOOL_SECONDS = 10.0
-LONGEST_ANSWER = 16 << 20
+LONGEST_ANSWER, LONGEST_OUTPUT = 16 << 20, 256 << 20
+"""Bytes, of the metrics and of a program: a node may have a million routes."""
 
 
 def agent_parts(settings: Settings) -> list[Part]:
@@ -118,21 +120,17 @@ async def _journal() -> bytes:
 
 
 async def output_of(*command: str) -> bytes:
-    """The standard output of a program. Raises OSError if it is not installed, RuntimeError if it fails or hangs."""
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+    """The standard output of a program.
+
+    Raises OSError if it is not installed, OverflowError if it prints too much, and RuntimeError if it fails or hangs.
+    """
     try:
-        async with asyncio.timeout(TOOL_SECONDS):
-            out, complaint = await process.communicate()
+        ended = await program.run(command, seconds=TOOL_SECONDS, most=LONGEST_OUTPUT)
     except TimeoutError:
         raise RuntimeError(f"{command[0]} has not ended within {TOOL_SECONDS:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-    if process.returncode:
-        raise RuntimeError(f"{command[0]} failed: {complaint.decode(errors='replace').strip()}")
-    return out
+    if ended.code:
+        raise RuntimeError(f"{command[0]} failed: {ended.errors.decode(errors='replace').strip()}")
+    return ended.output
 
 
 PROC = Path("/proc")
