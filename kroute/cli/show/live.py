@@ -103,7 +103,8 @@ async def _watch(watch: Watch) -> None:
     if watch.how == "json":
         await _follow(watch, _print_line)
     elif sys.stdout.isatty():
-        console = Console()
+        is_plain = click.get_current_context().color is False
+        console = Console(color_system=None if is_plain else "auto")
         with Live(console=console, auto_refresh=False) as live:
             await _follow(watch, lambda rates: live.update(drawn(rates, watch.how, console.size.height), refresh=True))
     else:
@@ -177,23 +178,18 @@ def drawn(found: RateList, how: str, height: int) -> Text:
     shown = rows[:height]
     while len(lines := _lines(shown, len(rows) - len(shown), screen)) > height and shown:
         shown = shown[: -max(1, (len(lines) - height) // 8)]
-    text = "\n".join(lines)
-    context = click.get_current_context(silent=True)
-    return Text.from_ansi(click.unstyle(text) if context and context.color is False else text, overflow="fold")
+    return Text("\n").join(lines)
 
 
-def _lines(rows: list[RateRow], left_out: int, screen: Screen) -> list[str]:
+def _lines(rows: list[RateRow], left_out: int, screen: Screen) -> list[Text]:
     """The lines of a table with these rows, as the terminal folds them, and how many rows are left out."""
     table, columns = rate_table(rows, exact=screen.is_wide), terminal_width()
     headings, below = table.lines(screen.width)
-    lines = [*((line, click.style(line, bold=True)) for line in headings), *((line, line) for line in below)]
     if left_out:
-        more = f"{left_out} more: use --filter or --sort-by, or a larger window"
-        lines += [(line, line) for line in screen.folded(more)]
-    return [part for plain_line, line in lines for part in _folded(plain_line, line, columns)]
-
-
-def _folded(line: str, styled: str, columns: int) -> list[str]:
-    """A line as the terminal folds it."""
-    parts = [line[start : start + columns] for start in range(0, len(line), columns)]
-    return parts if len(line) > columns else [styled]
+        below += screen.folded(f"{left_out} more: use --filter or --sort-by, or a larger window")
+    styled = [*((line, "bold") for line in headings), *((line, "") for line in below)]
+    return [
+        Text(line[start : start + columns], style)
+        for line, style in styled
+        for start in range(0, max(len(line), 1), columns)
+    ]
