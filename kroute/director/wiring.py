@@ -25,6 +25,7 @@ from kroute.director.settings import DirectorSettings
 from kroute.inspect import agent_socket, snapshot, support
 from kroute.inspect import status as inspected
 from kroute.inspect.director_status import director_status
+from kroute.inspect.figures import read_figures
 from kroute.inspect.status import Source
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.net.announcements import Announcer
@@ -217,29 +218,27 @@ class Director:
         log.info("kroute.ready", services=len(self._broadcaster.services))
 
     async def _shown(self, _about: str) -> bytes:
-        return encode(snapshot.of_agent(self._broadcaster.services.values(), await _kernel_table()))
+        async with Ipvs() as ipvs:  # a socket of its own: an answer does not wait for the controller's writes
+            return encode(snapshot.of_agent(self._broadcaster.services.values(), await ipvs.read()))
 
     async def _answer_status(self, _about: str) -> bytes:
         is_away = self._api.presence.is_away or self._election.has_missed
+        plans = list(self._broadcaster.services.values())
+        async with Ipvs() as ipvs:  # as above
+            kernel = await read_figures(plans, ipvs, with_traffic=False)
         status = director_status(
-            await _kernel_table(),
+            kernel.total,
             node=self._settings.common.node_name,
             started=self._started,
             election=self._election.role.value,
             is_live=self._routing.live.is_set(),
             pending=max(int(self._changed.is_set()), *(queue.depth for queue in self._broadcaster.statistics())),
-            plans=list(self._broadcaster.services.values()),
+            plans=plans,
             work=self._routing.statistics(),
             failing=[f"{probe.kind} {probe.address} port {probe.port}" for probe in self._probes.failing],
             source=Source("api", connected=not is_away, server=without_user(self._api.server)),
         )
         return encode(status)
-
-
-async def _kernel_table() -> snapshot.KernelTable:
-    """What IPVS has now, by a socket of its own: an answer does not wait for the controller's writes."""
-    async with Ipvs() as ipvs:
-        return await ipvs.read()
 
 
 async def serve(settings: DirectorSettings) -> int:

@@ -1,9 +1,9 @@
 """The answer of a running director to `kroute status`."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from kroute import __version__
-from kroute.inspect.figures import total_of
+from kroute.inspect.figures import Figures
 from kroute.inspect.status import (
     Source,
     State,
@@ -18,13 +18,12 @@ from kroute.inspect.status import (
     with_problems,
     work_problems,
 )
-from kroute.kernel.ipvs.objects import VirtualServerKey, VirtualServerState
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.pass_status import ControllerStatistics
 
 
 def director_status(
-    table: Mapping[VirtualServerKey, VirtualServerState],
+    kernel: Figures,
     *,
     node: str,
     started: float,
@@ -36,7 +35,7 @@ def director_status(
     failing: Collection[str],
     source: Source,
 ) -> Status:
-    """The status of a director whose kernel has this table.
+    """The status of a director. `kernel`: what its kernel has of all plans.
 
     `started` is a Unix time, and `election` its role. `is_live`: whether the initial sync is served. `failing` are the
     failing probes, as texts.
@@ -48,7 +47,7 @@ def director_status(
         version=__version__,
         started=rfc3339(started),
         election=election,
-        served=served(plans, total_of(plans, table)),
+        served=served(plans, kernel),
         pending=pending,
         generation=max((plan.generation for plan in plans), default=0),
         last_resync=rfc3339(work.last_resync),

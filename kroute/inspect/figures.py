@@ -127,15 +127,6 @@ async def read_figures(plans: Collection[ServicePlan], ipvs: IpvsReader, *, with
     return Reading(services, total)
 
 
-def total_of(plans: Collection[ServicePlan], table: Mapping[VirtualServerKey, VirtualServerState]) -> Figures:
-    """The sums of these plans for a table that was read already."""
-    total = Figures()
-    for plan in plans:
-        for server in plan.virtual_servers:
-            total.include(figures_of(server, table.get(server.key)))
-    return total
-
-
 class ServiceRow(View):
     """One Service in one line.
 
