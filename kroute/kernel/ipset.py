@@ -43,7 +43,7 @@ from kroute.kernel.set_elements import element_text
 
 NFNL_SUBSYS_IPSET = 6
 PROTOCOL_VERSION = 6
-CMD_CREATE, CMD_DESTROY, CMD_FLUSH, CMD_SWAP, CMD_LIST, CMD_ADD, CMD_DEL, CMD_TYPE = 2, 3, 4, 6, 7, 9, 10, 13
+CMD_CREATE, CMD_DESTROY, CMD_SWAP, CMD_LIST, CMD_ADD, CMD_DEL, CMD_TYPE = 2, 3, 6, 7, 9, 10, 13
 
 ATTR_PROTOCOL, ATTR_SETNAME, ATTR_TYPENAME, ATTR_REVISION, ATTR_FAMILY, ATTR_FLAGS, ATTR_DATA, ATTR_ADT = range(1, 9)
 ATTR_SETNAME2 = ATTR_TYPENAME
@@ -173,11 +173,6 @@ class Ipset(NetlinkClient):
         for start in range(0, len(changes), ENCODE_SLICE):
             failures += await self._write(changes[start : start + ENCODE_SLICE])
         return failures
-
-    async def flush(self, name: str) -> None:
-        """Empty the set. Raises KernelError ENOENT if no set has that name."""
-        refused = await self.netlink.transact([set_message(CMD_FLUSH, 0, set_name(name))])
-        raise_refusal(refused, f"flush set {name}", "create it first")
 
     async def destroy(self, name: str) -> None:
         """Destroy the set, if it exists. Raises KernelError EBUSY while a rule or another set refers to it."""

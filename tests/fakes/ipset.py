@@ -59,12 +59,6 @@ class FakeIpset(FakeClient):
                 self.kernel.writes.append(change)
         return failures
 
-    async def flush(self, name: str) -> None:
-        self.check_open()
-        found = self._existing(name)
-        self.kernel.operate("flush set", name)
-        found.elements.clear()
-
     async def swap(self, name: str, other: str) -> None:
         if not {name, other} <= self.kernel.sets.keys():
             raise KernelError(f"cannot swap the sets {name} and {other}: no such set", errno=errno.ENOENT)

@@ -3,6 +3,7 @@
 import copy
 import re
 import textwrap
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -77,7 +78,8 @@ def test_troubleshooting_quotes_the_words_of_explain() -> None:
             "node1", masquerade_all=masquerade_all, masquerade_exemptions=exempt, cluster_cidrs=("10.0.0.0/8",)
         )
         for table in (table for family in Family for table in family_rules(settings, family, node).tables):
-            comments |= {text.split('"')[1] for text in table.texts()}
+            texts = [*chain.from_iterable(table.chains.values()), *(text for _, text in table.jumps)]
+            comments |= {text.split('"')[1] for text in texts}
     assert IN_WORDS.keys() <= comments
     page = (DOCS / "troubleshooting.md").read_text()
     quoted = re.findall(r"`(?:refused|dropped|served): ([^`]+)`", page)

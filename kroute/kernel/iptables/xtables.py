@@ -46,9 +46,6 @@ class TableRules(NamedTuple):
             found.setdefault(chain, []).append(rule)
         return found
 
-    def texts(self) -> list[str]:
-        return [rule for rules in self.chains.values() for rule in rules] + [rule for _, rule in self.jumps]
-
 
 class Xtables:
     """The rules of one address family in one variant of iptables, in the network namespace of the calling thread."""

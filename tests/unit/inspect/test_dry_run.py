@@ -198,7 +198,7 @@ async def test_every_client_of_a_recording_kernel_records(tmp_path: Path) -> Non
 async def test_what_is_not_recorded_cannot_reach_the_kernel() -> None:
     ipset = recording.RecordingIpset(Ipset(), recording.Recorder())
     with pytest.raises(AttributeError):
-        await ipset.flush("KROUTE-VIP")
+        await ipset.open()
     assert DeleteEntry("KROUTE-VIP", ("10.0.0.1",)) not in ipset._recorder.changes
 
 

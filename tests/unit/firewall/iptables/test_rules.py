@@ -6,6 +6,7 @@ tests/unit/firewall/iptables/test_rules.py` writes them again, and the diff is f
 
 import os
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -170,7 +171,8 @@ def test_every_rule_can_be_parsed_and_looks_only_into_sets_of_its_family(
 ) -> None:
     known = {each.name for each in set_definitions() if each.family == family.number}
     for table in (nat(family, snat_source="node-ip", **mode), filter_rules(Settings("node3", **mode), family)):
-        parsed = [parse_rule(text, family.number) for text in table.texts()]
+        texts = [*chain.from_iterable(table.chains.values()), *(text for _, text in table.jumps)]
+        parsed = [parse_rule(text, family.number) for text in texts]
         looked_up = {
             parameter.values[0]
             for rule in parsed
