@@ -12,7 +12,6 @@ from kroute.kernel.ipset import Element, Ipset
 from kroute.kernel.iptables.nft_rules import TABLES, read_rules
 from kroute.kernel.iptables.tools import VARIANTS, SavedTable, Variant, legacy_tables, parse_saved, save
 from kroute.kernel.ipvs.client import Ipvs
-from kroute.kernel.ipvs.marks import IpvsMarks
 from kroute.kernel.modules import is_present
 from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.links import Links
@@ -31,7 +30,7 @@ async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
     """Read everything on this node that the proxy may have made. Raises KernelError or LedgerError."""
     ledger = Ledger.open(state_dir)
     rules = {str(variant): await _read_rules(proxy, variant) for variant in VARIANTS}
-    async with Ipvs() as ipvs, IpvsMarks() as marks, PolicyRouting() as routing, Links() as links:
+    async with Ipvs() as ipvs, PolicyRouting() as routing, Links() as links:
         async with Addresses() as addresses:
             has_link = await links.index(proxy.link) is not None
             of_node = await addresses.of_node()
@@ -43,7 +42,7 @@ async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
             virtual_servers={
                 key: {address for address, _ in server.real_servers} for key, server in (await ipvs.read()).items()
             },
-            marks=tuple(await marks.read()),
+            marks=tuple(await ipvs.marks()),
             link_addresses={each.address for each in of_node if each.interface == proxy.link} if has_link else None,
             elsewhere={each.address for each in of_node if each.interface != proxy.link},
             policy_rules=tuple(await routing.rules()),

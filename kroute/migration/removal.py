@@ -14,7 +14,8 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.nft_rules import deletion_of, read_rules
 from kroute.kernel.iptables.tools import VARIANTS, delete
-from kroute.kernel.ipvs.marks import DeleteMarkServer, IpvsMarks
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.ipvs.objects import DeleteMarkServer
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.policy_routing import PolicyRouting, PolicyRule, TableRoute
 from kroute.kernel.nftables.client import Nftables
@@ -115,8 +116,8 @@ async def _remove_nft_tables(leftovers: Leftovers, report: CleanupReport) -> Non
 async def _remove_direct_server_return(leftovers: Leftovers, report: CleanupReport) -> None:
     if leftovers.marks:
         deletions = [DeleteMarkServer(family, mark) for family, mark in leftovers.marks]
-        async with IpvsMarks() as marks:
-            report.batch(deletions, await marks.delete(deletions))
+        async with Ipvs() as ipvs:
+            report.batch(deletions, await ipvs.delete_marks(deletions))
     things: list[PolicyRule | TableRoute] = [*leftovers.policy_rules, *leftovers.routes]
     if things:
         async with PolicyRouting() as routing:

@@ -6,7 +6,8 @@ import pytest
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.iptables.tools import VARIANTS, Variant, delete, save
-from kroute.kernel.ipvs.marks import DeleteMarkServer, IpvsMarks
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.ipvs.objects import DeleteMarkServer
 from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.policy_routing import PolicyRouting
 from tests.kernel.nodes import RealNode, run
@@ -18,13 +19,12 @@ async def test_virtual_servers_of_marks_are_read_and_deleted(node: RealNode) -> 
     run("ipvsadm -A -f 7 -s rr")
     run("ipvsadm -A -f 8 -6 -s rr")
     run("ipvsadm -A -t 10.0.0.1:80 -s rr")
-    async with IpvsMarks() as marks:
-        assert await marks.read() == [(socket.AF_INET, 7), (socket.AF_INET6, 8)]
+    async with Ipvs() as ipvs:
+        marks = await ipvs.marks()
+        assert marks == [(socket.AF_INET, 7), (socket.AF_INET6, 8)]
         gone = DeleteMarkServer(socket.AF_INET, 9)
-        assert (
-            await marks.delete([DeleteMarkServer(socket.AF_INET, 7), DeleteMarkServer(socket.AF_INET6, 8), gone]) == []
-        )
-        assert await marks.read() == []
+        assert await ipvs.delete_marks([*(DeleteMarkServer(*each) for each in marks), gone]) == []
+        assert await ipvs.marks() == []
     assert list(await node.ipvs.read()) == [(6, "10.0.0.1", 80)]
 
 

@@ -16,11 +16,13 @@ from kroute.kernel.ipvs.messages import (
     encode_change,
     encode_daemon,
     encode_dump,
+    encode_mark_deletion,
     encode_query,
     encode_real_server_dump,
     encode_timeouts,
     encode_timeouts_query,
     parse_daemon,
+    parse_mark,
     parse_real_server,
     parse_real_server_traffic,
     parse_timeouts,
@@ -28,6 +30,7 @@ from kroute.kernel.ipvs.messages import (
     parse_virtual_server,
 )
 from kroute.kernel.ipvs.objects import (
+    DeleteMarkServer,
     IpvsChange,
     OptionsByServer,
     RealServerKey,
@@ -152,6 +155,14 @@ class Ipvs(NetlinkClient):
             refused = await self._send(partial(_encode_changes, part))
             failures += [Failure(part[index], number) for index, number in refused.items()]
         return failures
+
+    async def marks(self) -> list[tuple[int, int]]:
+        """The address family and mark of each virtual server that has a firewall mark in place of an address."""
+        return sorted(await self._ask(encode_dump, parse_mark))
+
+    async def delete_marks(self, deletions: Sequence[DeleteMarkServer]) -> list[Failure[DeleteMarkServer]]:
+        """Delete virtual servers of marks. One that no longer exists is no failure."""
+        return await self.write_each(deletions, partial(encode_mark_deletion, self._family), {errno.ESRCH})
 
     async def _look_up(self, keys: Collection[VirtualServerKey]) -> list[tuple[VirtualServerKey, VirtualServerState]]:
         """Look up these virtual servers by netlink; returns those that exist."""

@@ -17,6 +17,7 @@ from kroute.kernel.ipvs.objects import (
     OPTION_FLAGS,
     AddRealServer,
     AddVirtualServer,
+    DeleteMarkServer,
     DeleteRealServer,
     DeleteVirtualServer,
     IpvsChange,
@@ -106,7 +107,7 @@ def encode_change(family: int, change: IpvsChange) -> bytes:
         service = _encode_key(change.key)
         if not isinstance(change, DeleteVirtualServer):
             service += _encode_options(":" in change.key[1], change.options)
-        return generic_message(family, 0, command, _nest(ATTR_SERVICE, service))
+        return generic_message(family, 0, command, nested(ATTR_SERVICE, service))
     address, port = change.real_server
     packed = inet_pton(AF_INET6 if ":" in address else AF_INET, address)
     endpoint = _ENDPOINT.pack(_DEST_ADDR, packed, _DEST_PORT, port)
@@ -120,7 +121,7 @@ def encode_dump(family: int, command: int = CMD_GET_SERVICE) -> bytes:
 
 def encode_query(family: int, key: VirtualServerKey) -> bytes:
     """The request for one virtual server, without its real servers. The kernel refuses with ESRCH if there is none."""
-    return generic_message(family, 0, CMD_GET_SERVICE, _nest(ATTR_SERVICE, _encode_key(key)))
+    return generic_message(family, 0, CMD_GET_SERVICE, nested(ATTR_SERVICE, _encode_key(key)))
 
 
 def parse_virtual_server(payload: bytes) -> tuple[VirtualServerKey, VirtualServerOptions] | None:
@@ -149,7 +150,7 @@ def parse_key(service: Mapping[int, bytes]) -> VirtualServerKey | None:
 
 def encode_real_server_dump(family: int, key: VirtualServerKey) -> bytes:
     """The request for the real servers of one virtual server. If that does not exist, the answer is empty."""
-    return generic_message(family, NLM_F_DUMP, CMD_GET_DEST, _nest(ATTR_SERVICE, _encode_key(key)))
+    return generic_message(family, NLM_F_DUMP, CMD_GET_DEST, nested(ATTR_SERVICE, _encode_key(key)))
 
 
 def parse_real_server(payload: bytes, key: VirtualServerKey) -> tuple[RealServerKey, RealServerState]:
@@ -159,6 +160,17 @@ def parse_real_server(payload: bytes, key: VirtualServerKey) -> tuple[RealServer
     method = FORWARDING_NAMES.get(to_u32(dest[DEST_FWD_METHOD]) & FORWARDING_MASK, "")
     counts = to_u32(dest[DEST_ACTIVE_CONNS]), to_u32(dest[DEST_INACT_CONNS])
     return (address, to_be16(dest[DEST_PORT])), RealServerState(to_u32(dest[DEST_WEIGHT]), *counts, method)
+
+
+def encode_mark_deletion(family: int, deletion: DeleteMarkServer) -> bytes:
+    service = nested(ATTR_SERVICE, u16(SVC_AF, deletion.family), u32(SVC_FWMARK, deletion.mark))
+    return generic_message(family, 0, CMD_DEL_SERVICE, service)
+
+
+def parse_mark(payload: bytes) -> tuple[int, int] | None:
+    """One answer to `encode_dump`: address family and firewall mark; None for a virtual server without a mark."""
+    service = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_SERVICE])
+    return (to_u16(service[SVC_AF]), to_u32(service[SVC_FWMARK])) if SVC_FWMARK in service else None
 
 
 def encode_timeouts(family: int, tcp: int, tcpfin: int, udp: int) -> bytes:
@@ -178,10 +190,6 @@ def parse_timeouts(payload: bytes) -> tuple[int, int, int]:
     return to_u32(found[ATTR_TIMEOUT_TCP]), to_u32(found[ATTR_TIMEOUT_TCP_FIN]), to_u32(found[ATTR_TIMEOUT_UDP])
 
 
-def _nest(kind: int, contents: bytes) -> bytes:
-    return _NEST.pack(4 + len(contents), kind | NLA_F_NESTED) + contents
-
-
 @lru_cache(CACHED_HEADS)
 def _encode_key(key: VirtualServerKey) -> bytes:
     protocol, address, port = key
@@ -193,7 +201,7 @@ def _encode_key(key: VirtualServerKey) -> bytes:
 @lru_cache(CACHED_HEADS)
 def _encode_head(family: int, command: int, key: VirtualServerKey, tail: int) -> bytes:
     """A message about a real server, up to its address. `tail` is how many bytes follow the address and port."""
-    service = _nest(ATTR_SERVICE, _encode_key(key))
+    service = nested(ATTR_SERVICE, _encode_key(key))
     dest = _NEST.pack(_NEST.size + _ENDPOINT.size + tail, ATTR_DEST | NLA_F_NESTED)
     body = GENERIC_HEADER.pack(command, 1, 0) + service + dest
     return HEADER.pack(HEADER.size + len(body) + _ENDPOINT.size + tail, family, NLM_F_REQUEST, 0, 0) + body

@@ -1,5 +1,6 @@
 """IPVS virtual servers, real servers and the changes that can be made to them, as plain values."""
 
+import socket
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
@@ -133,6 +134,16 @@ class DeleteRealServer(RealServerChange, frozen=True):
     """Delete a real server. Refused: ENOENT if it is missing, ESRCH without the virtual server."""
 
     words = "delete real server {change.endpoint} of {change.server}"
+
+
+class DeleteMarkServer(Change, frozen=True):
+    """Delete the virtual server of a firewall mark, with its real servers. Other programs make such; kroute none."""
+
+    family: int
+    mark: int
+
+    def __str__(self) -> str:
+        return f"delete virtual server of mark {self.mark:#x} ({'IPv6' if self.family == socket.AF_INET6 else 'IPv4'})"
 
 
 IpvsChange: TypeAlias = (

@@ -27,7 +27,7 @@ from kroute.kernel.ipset import (
     parse_type,
 )
 from kroute.kernel.iptables.nft_rules import _words
-from kroute.kernel.ipvs import connections, marks, messages, table
+from kroute.kernel.ipvs import connections, messages, table
 from kroute.kernel.ipvs.objects import AddRealServer, AddVirtualServer, SyncDaemon, SyncRole, VirtualServerOptions
 from kroute.kernel.net import links, policy_routing, routes
 from kroute.kernel.net.addresses import AddressArrivals, encode_bind, parse_address
@@ -162,7 +162,7 @@ PARSERS: dict[str, tuple[Parse, tuple[bytes, ...]]] = {
     "timeouts": (messages.parse_timeouts, (TIMEOUTS,)),
     "traffic": (messages.parse_traffic, (virtual_server(TCP4), virtual_server(TCP6))),
     "daemon": (messages.parse_daemon, (DAEMON,)),
-    "mark": (marks._parse, (MARK, virtual_server(TCP4))),
+    "mark": (messages.parse_mark, (MARK, virtual_server(TCP4))),
     "family": (netlink_client._parse_family, (FAMILY,)),
     "flow": (lambda it: parse_flow(it, Everything()), (flow("10.0.0.1", "10.96.0.1"), flow("fd00::1", "fd00::2"))),
     "set's name": (parse_name, (SET,)),

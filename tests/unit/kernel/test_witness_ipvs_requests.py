@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyroute2.netlink import NLM_F_DUMP, NLM_F_REQUEST, ctrlmsg
 from pyroute2.netlink.generic import ipvs
 
-from kroute.kernel.ipvs.marks import DeleteMarkServer, IpvsMarks
+from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.messages import (
     CMD_DEL_DAEMON,
     CMD_GET_DAEMON,
@@ -25,6 +25,7 @@ from kroute.kernel.ipvs.messages import (
 from kroute.kernel.ipvs.objects import (
     AddRealServer,
     AddVirtualServer,
+    DeleteMarkServer,
     DeleteRealServer,
     DeleteVirtualServer,
     SetRealServer,
@@ -211,10 +212,9 @@ async def test_a_virtual_server_of_a_mark_is_read_and_deleted_by_family_and_mark
         write(ipvs.ipvsmsg, contents(ipvs.IPVS_CMD_NEW_SERVICE, SERVICE=service))
         for service in (marked, named((6, address, 80)))
     ]
-    number = [write(ctrlmsg, {"CTRL_ATTR_FAMILY_ID": genl})]
-    client = IpvsMarks()
-    client.netlink = netlink = Netlink(number, listing, number)
-    assert await client.read() == [(family, mark)]
-    assert await client.delete([DeleteMarkServer(family, mark)]) == []
+    client = Ipvs()
+    client.netlink, client._family = (netlink := Netlink(listing)), genl
+    assert await client.marks() == [(family, mark)]
+    assert await client.delete_marks([DeleteMarkServer(family, mark)]) == []
     asked = read(Request, netlink.sent[-1])
     assert asked == Reading(genl, NLM_F_REQUEST, contents(ipvs.IPVS_CMD_DEL_SERVICE, SERVICE=marked))
