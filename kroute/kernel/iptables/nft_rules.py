@@ -14,7 +14,7 @@ from ipaddress import ip_network
 
 from kroute.kernel.errors import UNINTELLIGIBLE
 from kroute.kernel.iptables.tools import SavedRule, SavedTable
-from kroute.kernel.netlink.message import attributes
+from kroute.kernel.netlink.message import attributes, to_be32
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.expressions import (
     DATA_VALUE,
@@ -143,9 +143,9 @@ def _words(family: int, rule: NftRule) -> Iterator[str]:
 def _option(name: str, parts: dict[int, bytes], options: dict[int, str]) -> str:
     """The option that asks for what a `payload` or `meta` expression loads; "" if there is none."""
     if name == "meta":
-        return _META.get(Meta(_number(parts[2])), "")
+        return _META.get(Meta(to_be32(parts[2])), "")
     known = {Header.NETWORK: options, Header.TRANSPORT: _PORTS}
-    return known.get(Header(_number(parts[2])), {}).get(_number(parts[3]), "")
+    return known.get(Header(to_be32(parts[2])), {}).get(to_be32(parts[3]), "")
 
 
 def _comparison(family: int, option: str, mask: bytes, parts: dict[int, bytes]) -> Iterator[str]:
@@ -160,7 +160,7 @@ def _comparison(family: int, option: str, mask: bytes, parts: dict[int, bytes]) 
         said = _quoted(_name(value))
     else:
         said = str(int.from_bytes(value[:2], "big"))
-    if _number(parts[2]) == _NOT_EQUAL:
+    if to_be32(parts[2]) == _NOT_EQUAL:
         yield "!"
     yield from (option, said)
 
@@ -205,10 +205,6 @@ def _verdict(expression: bytes, parts: dict[int, bytes]) -> list[str]:
     if code in {VerdictCode.JUMP, VerdictCode.GOTO}:
         return ["-j" if code == VerdictCode.JUMP else "-g", chain_named_by(expression)]
     return ["-j", _VERDICTS[VerdictCode(code)]]
-
-
-def _number(content: bytes) -> int:
-    return int.from_bytes(content, "big")
 
 
 def _name(content: bytes) -> str:

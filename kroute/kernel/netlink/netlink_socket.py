@@ -432,8 +432,6 @@ def end_of_chunk(messages: Sequence[bytes], start: int, most: int) -> int:
     """The end of the chunk that begins at `start`: `most` messages and CHUNK_BYTES at most, one message at least."""
     size = 0
     end = min(start + most, len(messages))
-    if sum(map(len, messages[start:end])) <= CHUNK_BYTES:
-        return end
     for index in range(start, end):
         size += len(messages[index])
         if size > CHUNK_BYTES and index > start:
