@@ -61,7 +61,7 @@ class DirectRouting(Controller):
         rows = [row for row in NODE_SYSCTLS if row.name in _SHARED_SYSCTLS]
         rows += synchronization.SYSCTLS if settings.sync_interface else ()
         self._sysctls = NodeSysctls(kernel.sysctls, ledger, rows)
-        self._timeouts = Timeouts(kernel.ipvs, ledger, settings.common.ipvs_timeouts)
+        self._timeouts = Timeouts(kernel.ipvs, ledger, settings.common)
         self._synchronization = Synchronization(kernel.ipvs, ledger, settings.sync_interface, settings.sync_id)
         self.vips = DirectorAddresses(
             self.status,

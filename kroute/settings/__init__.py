@@ -69,29 +69,6 @@ class Exemption(msgspec.Struct, frozen=True):
         return f"{self.source}:{self.destination}"
 
 
-class IpvsTimeouts(msgspec.Struct, frozen=True):
-    """IPVS connection timeouts in seconds; 0 leaves the kernel's value as it is."""
-
-    tcp: int = 0
-    tcpfin: int = 0
-    udp: int = 0
-
-
-class ConntrackSettings(msgspec.Struct, frozen=True):
-    """The limits of the connection tracker, by the names of kube-proxy's flags; times are in seconds.
-
-    0 (and False) leaves the kernel's value as it is, `min` without `max_per_core` as well.
-    """
-
-    max_per_core: int = 0
-    min: int = 0
-    tcp_be_liberal: bool = False
-    tcp_timeout_established: int = 0
-    tcp_timeout_close_wait: int = 0
-    udp_timeout: int = 0
-    udp_timeout_stream: int = 0
-
-
 class Settings(msgspec.Struct, frozen=True):
     """How this agent runs. Networks are in canonical CIDR form, periods in seconds.
 
@@ -100,6 +77,9 @@ class Settings(msgspec.Struct, frozen=True):
     `nodeport_addresses` are networks, or PRIMARY alone; empty means every address of the node. `snat_source` is
     "masquerade" (the kernel chooses) or "node-ip". A bind address of None opens no port. `metrics_services` is how many
     Services have their own metrics. `ipvs_estimation` and `ipvs_estimation_nice`: None leaves the kernel's value.
+
+    The time-outs of IPVS, and the limits of the connection tracker, which have the names of kube-proxy's flags, are in
+    seconds: 0 (and False) leaves the kernel's value as it is, `conntrack_min` without `conntrack_max_per_core` as well.
 
     `resync_budget` is the part of one processor that resyncs may take on average; 0.001 is 0.1 %.
 
@@ -157,8 +137,16 @@ class Settings(msgspec.Struct, frozen=True):
     resync_budget: float = 0.001
     drain_timeout: float = 0.0
     exclude_cidrs: tuple[str, ...] = ()
-    ipvs_timeouts: IpvsTimeouts = IpvsTimeouts()
-    conntrack: ConntrackSettings = ConntrackSettings()
+    ipvs_tcp_timeout: int = 0
+    ipvs_tcpfin_timeout: int = 0
+    ipvs_udp_timeout: int = 0
+    conntrack_max_per_core: int = 0
+    conntrack_min: int = 0
+    conntrack_tcp_be_liberal: bool = False
+    conntrack_tcp_timeout_established: int = 0
+    conntrack_tcp_timeout_close_wait: int = 0
+    conntrack_udp_timeout: int = 0
+    conntrack_udp_timeout_stream: int = 0
     healthz_bind_address: ListenAddress | None = ListenAddress("", 10256)
     metrics_bind_address: ListenAddress | None = ListenAddress("127.0.0.1", 10249)
     own_bind_address: ListenAddress | None = ListenAddress("127.0.0.1", 10247)

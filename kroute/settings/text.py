@@ -226,20 +226,13 @@ FLAG_NAMES = {
     "masquerade_exemptions": "masquerade-exempt",
 }
 """The flags whose fields of `Settings` have other names."""
-_FLAGS_OF_PARTS = {"ipvs_timeouts": "ipvs_{}_timeout", "conntrack": "conntrack_{}"}
-"""Fields that have a flag for each of their own fields."""
 _SECONDS = frozenset({"resync_period", "drain_timeout", "take_over_after"})
 
 
 def as_flags(settings: Settings) -> dict[str, str]:
     """Every flag of `kroute run` with its value, as it may be written on the command line."""
-    written: dict[str, str] = {}
-    for field, value in msgspec.structs.asdict(settings).items():
-        pattern = _FLAGS_OF_PARTS.get(field)
-        parts = {pattern.format(name): part for name, part in msgspec.structs.asdict(value).items()} if pattern else {}
-        for name, part in (parts or {field: value}).items():
-            written[FLAG_NAMES.get(name, name.replace("_", "-"))] = _written(name, part)
-    return written
+    fields = msgspec.structs.asdict(settings)
+    return {FLAG_NAMES.get(name, name.replace("_", "-")): _written(name, value) for name, value in fields.items()}
 
 
 def differing(settings: Settings, defaults: Settings = DEFAULTS) -> dict[str, str]:

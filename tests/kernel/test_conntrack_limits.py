@@ -10,7 +10,7 @@ from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls, conntrac
 from kroute.kernel.sysctl import Sysctls
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import Ledger
-from kroute.settings import ConntrackSettings
+from kroute.settings import Settings
 from tests.kernel.nodes import RealNode
 
 HERE = Circumstances((7, 0), ipv6=False)
@@ -27,7 +27,7 @@ def before() -> Iterator[dict[str, int]]:
 
 
 def limits(state_dir: Path, most: int) -> NodeSysctls:
-    rows = conntrack_rows(ConntrackSettings(max_per_core=most, udp_timeout=11), 1)
+    rows = conntrack_rows(Settings("", conntrack_max_per_core=most, conntrack_udp_timeout=11), 1)
     return NodeSysctls(Sysctls(), Ledger.open(state_dir), rows)
 
 

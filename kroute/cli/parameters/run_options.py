@@ -46,8 +46,6 @@ from kroute.settings import (
     LOCAL_MODES,
     SCHEDULER_CHOICES,
     WAIT,
-    ConntrackSettings,
-    IpvsTimeouts,
     Settings,
 )
 
@@ -331,20 +329,17 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
     ):
         if (values["detect_local_mode"] == mode) != bool(values[name]):
             raise click.UsageError(f"--detect-local-mode {mode} and --{name.replace('_', '-')} need each other")
-    conntrack = ConntrackSettings(*(values[f"conntrack_{name}"] for name in ConntrackSettings.__struct_fields__))
     changed = {
         **{name: values[name] or "" for name in ("pod_bridge_interface", "pod_interface_name_prefix")},
         **{name: values[name] == "on" for name in ("hairpin", "strict_arp")},
         "ipvs_estimation": {"on": True, "off": False, "leave": None}[values["ipvs_estimation"]],
     }
-    return common_settings({**values, **changed, "conntrack": conntrack})
+    return common_settings({**values, **changed})
 
 
 def common_settings(values: Mapping[str, Any]) -> Settings:
-    """The settings whose values are named like them, with the IPVS time-outs; the others have their defaults."""
-    timeouts = IpvsTimeouts(*(values[f"ipvs_{name}_timeout"] for name in IpvsTimeouts.__struct_fields__))
-    fields = {name: values[name] for name in Settings.__struct_fields__ if name in values}
-    return Settings(**fields, ipvs_timeouts=timeouts)
+    """The settings whose values are named like them; the others have their defaults."""
+    return Settings(**{name: values[name] for name in Settings.__struct_fields__ if name in values})
 
 
 def settings_in_force(act: Callable[..., int]) -> Callable[..., int]:
@@ -377,15 +372,8 @@ def _in_force(parsed: Settings, given: set[str]) -> Settings:
     running = asyncio.run(agent_socket.ask_settings(parsed.state_dir))
     if running is None:
         return parsed
-    names = {_field_of(name) for name in given} | _NOT_IN_FORCE
+    names = given | _NOT_IN_FORCE
     if names & _SOURCES:
         names |= _SOURCES
     fields = names & set(Settings.__struct_fields__)
     return msgspec.structs.replace(running, **{name: getattr(parsed, name) for name in fields})
-
-
-def _field_of(option: str) -> str:
-    """The field of the settings that an option sets; some options set a part of one."""
-    if option.startswith("conntrack_"):
-        return "conntrack"
-    return "ipvs_timeouts" if option.startswith("ipvs_") and option.endswith("_timeout") else option

@@ -10,7 +10,7 @@ from kroute.kernel.clients import SysctlClient
 from kroute.kernel.errors import KernelError
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import Ledger, SysctlChanged
-from kroute.settings import ConntrackSettings, Settings
+from kroute.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -145,15 +145,15 @@ _TIMEOUTS = {
 """The settings that are sysctls of the same name, with their meanings."""
 
 
-def most_connections(settings: ConntrackSettings, processors: int) -> int:
+def most_connections(settings: Settings, processors: int) -> int:
     """How many connections the settings want to be tracked on a node with so many processors; 0: as many as now."""
-    if not settings.max_per_core:
+    if not settings.conntrack_max_per_core:
         return 0
-    scaled = settings.max_per_core * processors
-    return MOST_CONNECTIONS if scaled > MOST_CONNECTIONS else max(scaled, settings.min)
+    scaled = settings.conntrack_max_per_core * processors
+    return MOST_CONNECTIONS if scaled > MOST_CONNECTIONS else max(scaled, settings.conntrack_min)
 
 
-def conntrack_rows(settings: ConntrackSettings, processors: int) -> Iterator[Row]:
+def conntrack_rows(settings: Settings, processors: int) -> Iterator[Row]:
     """The rows of the connection tracker, for the settings that are not 0.
 
     The rules are those of kube-proxy (pkg/proxy/conntrack, `setSysctls`): the limit is never lowered, and the hash
@@ -168,9 +168,9 @@ def conntrack_rows(settings: ConntrackSettings, processors: int) -> Iterator[Row
         yield limit
         yield Row(f"{_CONNTRACK}buckets", buckets, "the table of these", at_least=True, needs=limit.name)
     for name, meaning in _TIMEOUTS.items():
-        if seconds := getattr(settings, name):
+        if seconds := getattr(settings, f"conntrack_{name}"):
             yield Row(_CONNTRACK + name, str(seconds), meaning, absent=absent)
-    if settings.tcp_be_liberal:
+    if settings.conntrack_tcp_be_liberal:
         yield Row(f"{_CONNTRACK}tcp_be_liberal", "1", "TCP packets outside the window are not invalid", absent=absent)
 
 

@@ -5,7 +5,7 @@ import structlog
 from kroute.kernel.clients import TimeoutClient
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import Ledger, TimeoutsChanged
-from kroute.settings import IpvsTimeouts
+from kroute.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -13,10 +13,10 @@ log = structlog.get_logger(__name__)
 class Timeouts:
     """Sets the timeouts that the settings name, and records the previous ones in the ledger."""
 
-    def __init__(self, ipvs: TimeoutClient, ledger: Ledger, desired: IpvsTimeouts) -> None:
+    def __init__(self, ipvs: TimeoutClient, ledger: Ledger, settings: Settings) -> None:
         self._ipvs = ipvs
         self._ledger = ledger
-        self._wanted = (desired.tcp, desired.tcpfin, desired.udp)
+        self._wanted = (settings.ipvs_tcp_timeout, settings.ipvs_tcpfin_timeout, settings.ipvs_udp_timeout)
 
     async def ensure(self) -> list[str]:
         """Set the timeouts that differ from the settings; returns a sentence if another program has changed ours."""

@@ -27,9 +27,9 @@ class Surroundings:
         self._settings = settings
         self._kernel = kernel
         self._ledger = ledger
-        conntrack_limits = conntrack_rows(settings.conntrack, os.cpu_count() or 1)
+        conntrack_limits = conntrack_rows(settings, os.cpu_count() or 1)
         self._sysctls = NodeSysctls(kernel.sysctls, ledger, (*node_rows(settings), *conntrack_limits))
-        self._timeouts = Timeouts(kernel.ipvs, ledger, settings.ipvs_timeouts)
+        self._timeouts = Timeouts(kernel.ipvs, ledger, settings)
         self._serves_ipv6 = False
         self.are_sysctls_due = False
         self._has_decided = False

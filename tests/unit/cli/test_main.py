@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kroute.cli.terminal.output import USAGE
-from kroute.settings import Exemption, IpvsTimeouts, Settings
+from kroute.settings import Exemption, Settings
 from tests.unit.command_line import exit_code
 
 
@@ -49,7 +49,9 @@ def test_every_flag_of_run_reaches_the_settings(started: list[Settings], tmp_pat
             resync_period=60,
             drain_timeout=120,
             exclude_cidrs=("10.6.0.0/16",),
-            ipvs_timeouts=IpvsTimeouts(900, 120, 300),
+            ipvs_tcp_timeout=900,
+            ipvs_tcpfin_timeout=120,
+            ipvs_udp_timeout=300,
             ipvs_estimation=False,
             ipvs_estimation_nice=-5,
             state_dir=Path("/run/other"),

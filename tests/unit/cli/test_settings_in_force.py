@@ -13,7 +13,7 @@ from kroute.cli.parameters.run_options import settings_in_force
 from kroute.cli.terminal.formats import output_option
 from kroute.firewall.backend import Choice
 from kroute.inspect import agent_socket
-from kroute.settings import AUTO, Exemption, IpvsTimeouts, PortRange, Settings
+from kroute.settings import AUTO, Exemption, PortRange, Settings
 from kroute.telemetry.answers import answers_of
 
 AGENT = Settings(
@@ -24,7 +24,7 @@ AGENT = Settings(
     cluster_cidrs=("10.1.0.0/16",),
     protected_ports=(PortRange(1, 2),),
     masquerade_exemptions=(Exemption("10.2.0.0/16", "10.3.0.0/16"),),
-    ipvs_timeouts=IpvsTimeouts(900, 120, 300),
+    ipvs_udp_timeout=300,
     log_format="json",
 )
 
@@ -67,7 +67,7 @@ def test_without_options_it_is_the_agents(in_force: list[Settings], tmp_path: Pa
     run("--state-dir", str(tmp_path))
     [settings] = in_force
     assert settings.state_dir == tmp_path
-    assert (settings.node_name, settings.scheduler, settings.ipvs_timeouts) == ("node1", "lc", AGENT.ipvs_timeouts)
+    assert (settings.node_name, settings.scheduler, settings.ipvs_udp_timeout) == ("node1", "lc", 300)
 
 
 @pytest.mark.usefixtures("agent")

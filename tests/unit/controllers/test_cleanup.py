@@ -5,11 +5,8 @@ import errno
 from pathlib import Path
 
 from kroute.kernel.ipvs.objects import AddVirtualServer, DeleteVirtualServer, VirtualServerOptions, VirtualServerState
-from kroute.settings import IpvsTimeouts
 from tests.fakes.kernel import FakeKernel
 from tests.unit.fake_node import DUMMY, SYSCTLS, FakeNode, new_kernel, plan, server
-
-TIMEOUTS = IpvsTimeouts(tcp=60, udp=30)
 
 
 def picture(kernel: FakeKernel) -> object:
@@ -29,7 +26,7 @@ async def used(tmp_path: Path) -> FakeNode:
         kernel.table(family, "nat")
         kernel.table(family, "mangle")
         kernel.table(family, "filter")
-    node = FakeNode(tmp_path, kernel, ipvs_timeouts=TIMEOUTS)
+    node = FakeNode(tmp_path, kernel, ipvs_tcp_timeout=60, ipvs_udp_timeout=30)
     node.found = picture(kernel)
     await node.start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"), server("fd00::1", 80, "fd00:1::1")))
     return node

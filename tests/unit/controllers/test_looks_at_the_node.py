@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from kroute.settings import IpvsTimeouts
 from tests.unit.fake_node import FakeNode, plan, server
 
 
@@ -23,7 +22,8 @@ def ledger(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("damage", [sysctl, timeouts, ledger])
 async def test_the_next_look_repairs_and_a_resync_follows(tmp_path: Path, damage: Callable[[FakeNode], None]) -> None:
-    node = FakeNode(tmp_path, resync_budget=0.0, ipvs_timeouts=IpvsTimeouts(901, 121, 301))
+    timeouts = {"ipvs_tcp_timeout": 901, "ipvs_tcpfin_timeout": 121, "ipvs_udp_timeout": 301}
+    node = FakeNode(tmp_path, resync_budget=0.0, **timeouts)
     await node.start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
     await node.resync()
     before = (dict(node.kernel.sysctls), node.kernel.timeouts)

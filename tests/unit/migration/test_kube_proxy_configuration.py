@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 import yaml
 from structlog.testing import capture_logs
@@ -11,7 +10,7 @@ from kroute.cli.director import director
 from kroute.cli.parameters.config_file import tell_of_unused_fields
 from kroute.cli.terminal.output import USAGE
 from kroute.migration.kube_proxy_configuration import UNUSED, USED, translate
-from kroute.settings import ConntrackSettings, IpvsTimeouts, ListenAddress, Settings
+from kroute.settings import ListenAddress, Settings
 from tests.unit.command_line import exit_code
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -49,9 +48,12 @@ winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", roo
 """kubeadm's file when the mode and the pod networks are set; zero values mean "not set"."""
 
 
-KUBE_PROXYS = ConntrackSettings(
-    max_per_core=32768, min=131072, tcp_timeout_established=86400, tcp_timeout_close_wait=3600
-)
+KUBE_PROXYS = {
+    "conntrack_max_per_core": 32768,
+    "conntrack_min": 131072,
+    "conntrack_tcp_timeout_established": 86400,
+    "conntrack_tcp_timeout_close_wait": 3600,
+}
 """kube-proxy's defaults, which hold for what its file leaves out."""
 
 
@@ -77,7 +79,7 @@ def test_the_file_of_kubeadm_sets_what_it_says_and_nothing_else(started: list[Se
             cluster_cidrs=("10.244.0.0/16", "fd00:10:244::/56"),
             strict_arp=False,
             log_format="json",
-            conntrack=KUBE_PROXYS,
+            **KUBE_PROXYS,
         )
     ]
     assert [event["event"] for event in events] == ["settings.in_force"]
@@ -118,19 +120,21 @@ def test_the_file_of_kubeadm_sets_what_it_says_and_nothing_else(started: list[Se
         ("ipvs: {syncPeriod: 1500ms}", {"resync_period": 1.5}),
         (
             "ipvs: {tcpTimeout: 15m0s, tcpFinTimeout: 2m, udpTimeout: 300s}",
-            {"ipvs_timeouts": IpvsTimeouts(tcp=900, tcpfin=120, udp=300)},
+            {"ipvs_tcp_timeout": 900, "ipvs_tcpfin_timeout": 120, "ipvs_udp_timeout": 300},
         ),
         (
             ALL_LIMITS,
             {
-                "conntrack": ConntrackSettings(
-                    min=7, tcp_be_liberal=True, tcp_timeout_close_wait=90, udp_timeout=1, udp_timeout_stream=180
-                )
+                "conntrack_min": 7,
+                "conntrack_tcp_be_liberal": True,
+                "conntrack_tcp_timeout_close_wait": 90,
+                "conntrack_udp_timeout": 1,
+                "conntrack_udp_timeout_stream": 180,
             },
         ),
         (
             "conntrack: {maxPerCore: 1000}",
-            {"conntrack": msgspec.structs.replace(KUBE_PROXYS, max_per_core=1000)},
+            {**KUBE_PROXYS, "conntrack_max_per_core": 1000},
         ),
         ("iptables: {masqueradeBit: 15, masqueradeAll: true}", {"masquerade_mark": 0x8000, "masquerade_all": True}),
         (

@@ -3,7 +3,7 @@
 import pytest
 
 from kroute.cli.terminal.output import USAGE
-from kroute.settings import IpvsTimeouts, Settings
+from kroute.settings import Settings
 from tests.unit.command_line import exit_code
 
 ACCEPTED: dict[str, tuple[list[str], dict[str, object]]] = {
@@ -15,9 +15,9 @@ ACCEPTED: dict[str, tuple[list[str], dict[str, object]]] = {
         ["--service-external-ip-range=192.0.2.0/24"],
         {"external_ip_ranges": ("192.0.2.0/24",)},
     ),
-    "service-tcp-timeout": (["--service-tcp-timeout=900s"], {"ipvs_timeouts": IpvsTimeouts(tcp=900)}),
-    "service-tcpfin-timeout": (["--service-tcpfin-timeout=2m"], {"ipvs_timeouts": IpvsTimeouts(tcpfin=120)}),
-    "service-udp-timeout": (["--service-udp-timeout", "300s"], {"ipvs_timeouts": IpvsTimeouts(udp=300)}),
+    "service-tcp-timeout": (["--service-tcp-timeout=900s"], {"ipvs_tcp_timeout": 900}),
+    "service-tcpfin-timeout": (["--service-tcpfin-timeout=2m"], {"ipvs_tcpfin_timeout": 120}),
+    "service-udp-timeout": (["--service-udp-timeout", "300s"], {"ipvs_udp_timeout": 300}),
     "ipvs-graceful-period": (["--ipvs-graceful-period=30s"], {"drain_timeout": 30.0}),
     "strict-external-ip-validation": (["--strict-external-ip-validation"], {"strict_external_ips": True}),
     "masquerade-all": (["--masquerade-all=true"], {"masquerade_all": True}),

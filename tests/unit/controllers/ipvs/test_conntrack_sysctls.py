@@ -1,6 +1,7 @@
 """The limits of the connection tracker are those that kube-proxy would set."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -8,7 +9,7 @@ from structlog.testing import capture_logs
 from kroute.controllers.ipvs.sysctls import conntrack_rows, most_connections
 from kroute.controllers.service_proxy import surroundings
 from kroute.reconcile.ledger import Ledger
-from kroute.settings import ConntrackSettings
+from kroute.settings import Settings
 from tests.fakes.kernel import FakeKernel
 from tests.unit.fake_node import FakeNode, new_kernel
 
@@ -23,8 +24,14 @@ BEFORE = {
     "net.netfilter.nf_conntrack_udp_timeout": "30",
     "net.netfilter.nf_conntrack_udp_timeout_stream": "120",
 }
-ALL = ConntrackSettings(30_001, 0, tcp_be_liberal=True, tcp_timeout_established=86400, tcp_timeout_close_wait=3600,
-                        udp_timeout=10, udp_timeout_stream=180)  # fmt: skip
+ALL: dict[str, Any] = {
+    "conntrack_max_per_core": 30_001,
+    "conntrack_tcp_be_liberal": True,
+    "conntrack_tcp_timeout_established": 86400,
+    "conntrack_tcp_timeout_close_wait": 3600,
+    "conntrack_udp_timeout": 10,
+    "conntrack_udp_timeout_stream": 180,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -56,15 +63,15 @@ def tracker(of: FakeKernel) -> dict[str, str]:
 def test_the_limit_is_that_of_all_processors_within_bounds(
     per_core: int, least: int, processors: int, most: int
 ) -> None:
-    assert most_connections(ConntrackSettings(per_core, least), processors) == most
+    assert most_connections(Settings("", conntrack_max_per_core=per_core, conntrack_min=least), processors) == most
 
 
 def test_nothing_is_named_that_is_0() -> None:
-    assert list(conntrack_rows(ConntrackSettings(min=131072), 4)) == []
+    assert list(conntrack_rows(Settings("", conntrack_min=131072), 4)) == []
 
 
 async def test_all_are_set_and_put_back(tmp_path: Path) -> None:
-    node = await FakeNode(tmp_path, kernel(), conntrack=ALL).start()
+    node = await FakeNode(tmp_path, kernel(), **ALL).start()
     assert list(tracker(node.kernel).values()) == ["120004", "30208", "86400", "3600", "1", "10", "180"]
     assert {name: it.old for name, it in Ledger.open(tmp_path).sysctls.items() if name in BEFORE} == BEFORE
     await node.cleanup()
@@ -72,7 +79,7 @@ async def test_all_are_set_and_put_back(tmp_path: Path) -> None:
 
 
 async def test_a_higher_limit_stays_and_a_lowered_one_is_raised_again(tmp_path: Path) -> None:
-    node = FakeNode(tmp_path, kernel(), conntrack=ConntrackSettings(10_000))
+    node = FakeNode(tmp_path, kernel(), conntrack_max_per_core=10_000)
     await node.start()
     assert node.kernel.sysctls[MAX] == BEFORE[MAX]
     assert MAX not in Ledger.open(tmp_path).sysctls
@@ -84,7 +91,7 @@ async def test_a_higher_limit_stays_and_a_lowered_one_is_raised_again(tmp_path: 
 async def test_a_timeout_that_another_program_changes_is_repaired_and_what_it_sets_last_stays_at_a_cleanup(
     tmp_path: Path,
 ) -> None:
-    node = await FakeNode(tmp_path, kernel(), conntrack=ConntrackSettings(tcp_timeout_established=86400)).start()
+    node = await FakeNode(tmp_path, kernel(), conntrack_tcp_timeout_established=86400).start()
     node.kernel.sysctls[ESTABLISHED] = "7"
     await node.resync()
     assert node.kernel.sysctls[ESTABLISHED] == "86400"
@@ -103,7 +110,7 @@ async def test_a_limit_that_cannot_be_set_here_is_one_line_and_the_rest_goes_on(
     else:
         of.read_only_sysctls |= {MAX, BUCKETS}
     with capture_logs() as logs:
-        node = await FakeNode(tmp_path, of, conntrack=ALL).start()
+        node = await FakeNode(tmp_path, of, **ALL).start()
         await node.resync()
     [line] = [line for line in logs if line["event"] == "sysctl.failed"]
     assert line["sysctl"] == MAX

@@ -9,7 +9,6 @@ from kroute.checks.node_checks import check_sysctls
 from kroute.controllers.ipvs.sysctls import SYSCTLS as ROWS
 from kroute.controllers.ipvs.sysctls import Circumstances
 from kroute.reconcile.ledger import Ledger
-from kroute.settings import IpvsTimeouts
 from tests.fakes.sysctl import FakeSysctls, disable_ipv6
 from tests.unit.fake_node import DUMMY, SYSCTLS, FakeNode, new_kernel, plan, server
 
@@ -156,7 +155,7 @@ async def test_what_the_kernel_changes_with_another_is_put_back_too(
 
 
 async def test_timeouts_are_set_where_the_settings_name_them_and_kept_so(tmp_path: Path) -> None:
-    node = await FakeNode(tmp_path, ipvs_timeouts=IpvsTimeouts(tcp=60)).start()
+    node = await FakeNode(tmp_path, ipvs_tcp_timeout=60).start()
     assert node.kernel.timeouts == (60, 120, 300)
     node.kernel.timeouts = (900, 120, 300)
     await node.resync()
