@@ -25,7 +25,7 @@ from kroute.model.objects import (
 from kroute.settings import Settings
 
 
-class WatchedKind(msgspec.Struct, frozen=True):
+class WatchedKind(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of object: the type that it is decoded into, its place in the API, and which objects are watched.
 
     `group` is empty for the core API. `plural` is the kind's name in paths and RBAC rules. The API server applies the
@@ -34,8 +34,8 @@ class WatchedKind(msgspec.Struct, frozen=True):
     """
 
     type: type[KubernetesObject]
-    group: str
-    version: str
+    group: str = ""
+    version: str = "v1"
     plural: str
     selects: Callable[[KubernetesObject], bool]
     is_namespaced: bool = True
@@ -62,8 +62,6 @@ class WatchedKind(msgspec.Struct, frozen=True):
 
 SERVICES = WatchedKind(
     type=Service,
-    group="",
-    version="v1",
     plural="services",
     selects=lambda item: isinstance(item, Service) and item.spec.cluster_ip != "None",
     field_selector="spec.clusterIP!=None",
@@ -71,15 +69,12 @@ SERVICES = WatchedKind(
 ENDPOINT_SLICES = WatchedKind(
     type=EndpointSlice,
     group="discovery.k8s.io",
-    version="v1",
     plural="endpointslices",
     selects=lambda item: isinstance(item, EndpointSlice) and HEADLESS_LABEL not in (item.metadata.labels or {}),
     label_selector=f"!{HEADLESS_LABEL}",
 )
 NODES = WatchedKind(
     type=Node,
-    group="",
-    version="v1",
     plural="nodes",
     selects=lambda item: isinstance(item, Node),
     is_namespaced=False,
@@ -87,8 +82,6 @@ NODES = WatchedKind(
 
 PODS = WatchedKind(
     type=Pod,
-    group="",
-    version="v1",
     plural="pods",
     selects=lambda item: isinstance(item, Pod) and WEIGHT in (item.metadata.labels or {}),
     label_selector=WEIGHT,

@@ -152,14 +152,13 @@ def _node_port_addresses(settings: Settings, facts: NodeFacts) -> tuple[str, ...
         networks = [ip_network(cidr) for cidr in settings.nodeport_addresses]
         chosen = {address for address in facts.own if any(ip_address(address) in network for network in networks)}
     else:
-        chosen = {
-            address for address in facts.own if not (ip_address(address).is_loopback or _is_ipv6_link_local(address))
-        }
+        chosen = set(filter(_is_reachable, facts.own))
     return tuple(sorted(address for address in chosen if facts.serves(address)))
 
 
-def _is_ipv6_link_local(address: str) -> bool:
-    return ":" in address and ip_address(address).is_link_local
+def _is_reachable(address: str) -> bool:
+    parsed = ip_address(address)
+    return not (parsed.is_loopback or (parsed.version == 6 and parsed.is_link_local))
 
 
 def _named(settings: Settings, node: Node | None) -> list[str]:
@@ -173,7 +172,4 @@ def _named(settings: Settings, node: Node | None) -> list[str]:
 
 
 def _first_of_each_family(addresses: Iterable[str]) -> dict[Family, str]:
-    first: dict[Family, str] = {}
-    for address in addresses:
-        first.setdefault(family_of(address), address)
-    return first
+    return {family_of(address): address for address in reversed(list(addresses))}

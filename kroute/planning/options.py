@@ -6,7 +6,7 @@ those of a feature that few Services use are beside its step (`kroute.planning.f
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Self, TypeVar
 
@@ -14,7 +14,7 @@ import msgspec
 
 from kroute.base.schedulers import SCHEDULER_FLAGS, SCHEDULERS, SHARING, flag_bits, words_of
 from kroute.model.addresses import canonical
-from kroute.model.plan import Persistence, Problem, RealServer, VirtualServer, VirtualServerKey, quoted, shortened
+from kroute.model.plan import Persistence, RealServer, VirtualServer, VirtualServerKey, quoted
 from kroute.settings import AUTO, Settings
 
 T = TypeVar("T")
@@ -138,23 +138,6 @@ def alone(row: Annotation, annotations: Mapping[str, str] | None) -> Options:
     """The options of a Service of whose annotations only this one counts."""
     name = row.written_in(annotations) if annotations else None
     return row.apply(Options(), annotations[name].strip())[0] if annotations and name is not None else Options()
-
-
-def apply(
-    rows: Iterable[Annotation], options: Options, annotations: Mapping[str, str]
-) -> tuple[Options, list[Problem]]:
-    """Override `options` by these of a Service's annotations; returns a Problem for each that is not obeyed in full."""
-    problems: list[Problem] = []
-    for row in rows:
-        name = row.written_in(annotations)
-        if name is None:
-            continue
-        value = annotations[name].strip()
-        options, complaint = row.apply(options, value)
-        if complaint is not None:
-            subject, rest = f"annotation {name}={shortened(value)}", f"{complaint}. Allowed: {row.allowed}."
-            problems.append(Problem.about("InvalidAnnotation", subject, rest))
-    return options, problems
 
 
 def _apply_scheduler(options: Options, value: str) -> Applied:

@@ -14,7 +14,7 @@ from kroute.model.steps import Steps
 from kroute.planning.features import direct_return, ejection, slow_start, source_ranges
 from kroute.planning.features.step import FeatureStep, PlanInputs
 from kroute.planning.features.weights import rule, text
-from kroute.planning.options import DIRECTOR_WEIGHT, ORDINARY, PREFIX, Annotation, Options, apply
+from kroute.planning.options import DIRECTOR_WEIGHT, ORDINARY, PREFIX, Annotation, Options
 
 ANNOTATIONS: tuple[Annotation, ...] = (
     *ORDINARY,
@@ -70,7 +70,17 @@ def apply_annotations(options: Options, annotations: Mapping[str, str] | None) -
         return options, []
     if options.is_open and needing_shares(annotations) is not None:
         options = options.sharing()
-    return apply(ANNOTATIONS, options, annotations)
+    problems: list[Problem] = []
+    for row in ANNOTATIONS:
+        name = row.written_in(annotations)
+        if name is None:
+            continue
+        value = annotations[name].strip()
+        options, complaint = row.apply(options, value)
+        if complaint is not None:
+            subject, rest = f"annotation {name}={shortened(value)}", f"{complaint}. Allowed: {row.allowed}."
+            problems.append(Problem.about("InvalidAnnotation", subject, rest))
+    return options, problems
 
 
 def needing_shares(annotations: Mapping[str, str]) -> str | None:

@@ -37,25 +37,6 @@ class _Found(NamedTuple):
     share: Exact | None = None
 
 
-class Weight(msgspec.Struct, frozen=True):
-    """The weight of a real server: the whole one, the factors that are not 1 with whose they are, and the share as in
-    `_Found`."""
-
-    whole: int
-    factors: tuple[tuple[str, int], ...]
-    share: Exact | None = None
-
-    def __str__(self) -> str:
-        """`12 = pod 4 x node 3`; with ~ if it was scaled."""
-        words = [f"{whose} {value}" for whose, value in self.factors]
-        product = prod(value for _, value in self.factors)
-        if self.share is not None:
-            numerator, denominator = self.share
-            words.append(f"locality {100 * numerator / denominator:.3g}% of this node's connections")
-        sign = "=" if product == self.whole and self.share is None else "~"
-        return f"{self.whole} {sign} {' x '.join(words)}" if words else str(self.whole)
-
-
 class _Scope(Enum):
     """The clients that the chosen real servers serve: those of which nodes."""
 
@@ -77,16 +58,11 @@ class Weighing(msgspec.Struct, FeatureStep, frozen=True):
     locality: Locality | None = None
     known: dict[tuple[frozenset[tuple[Alike, int]], _Scope | None], dict[Alike, _Found]] = {}
 
-    def of(self, chosen: Chosen) -> Steps[list[Weight]]:
-        """The weight of each real server, in the same order."""
-        kinds, found = yield from self._found(chosen)
-        weights = {kind: Weight(one.whole, self._factors(kind), one.share) for kind, one in found.items()}
-        return [weights[kind] for kind in kinds]
-
     def explain_weights(self, chosen: Chosen) -> Steps[Mapping[RealServer, str]]:
-        """As `4 = pod 4`."""
-        weights = yield from self.of(chosen)
-        return {server: str(weight) for (server, _), weight in zip(chosen, weights, strict=True)}
+        """The weight with the factors that are not 1, and whose they are."""
+        kinds, found = yield from self._found(chosen)
+        words = {kind: self._in_words(kind, one) for kind, one in found.items()}
+        return {server: words[kind] for (server, _), kind in zip(chosen, kinds, strict=True)}
 
     def weigh(self, chosen: Chosen, _servers: tuple[RealServer, ...] = ()) -> Steps[tuple[RealServer, ...]]:
         """The real servers with their weights, in the same order."""
@@ -145,11 +121,16 @@ class Weighing(msgspec.Struct, FeatureStep, frozen=True):
             return pod, node.weight
         return pod, node.weight, self.by_service.zones.get(node.zone or "", 1), self.by_service.nodes.get(name or "", 1)
 
-    def _factors(self, kind: Alike) -> tuple[tuple[str, int], ...]:
-        name = kind[0]
-        by_service = (f"zone/{self.facts.nodes.of(name).zone}", f"node/{name}") if self.by_service is not None else ()
-        factors = zip(("pod", "node", *by_service), self._values(kind), strict=True)
-        return tuple([factor for factor in factors if factor[1] != 1])
+    def _in_words(self, kind: Alike, found: _Found) -> str:
+        """`12 = pod 4 x node 3`; with ~ if it was scaled."""
+        name, values = kind[0], self._values(kind)
+        whose = ("pod", "node", f"zone/{self.facts.nodes.of(name).zone}", f"node/{name}")
+        words = [f"{each} {value}" for each, value in zip(whose, values, strict=False) if value != 1]
+        if found.share is not None:
+            numerator, denominator = found.share
+            words.append(f"locality {100 * numerator / denominator:.3g}% of this node's connections")
+        sign = "=" if prod(values) == found.whole and found.share is None else "~"
+        return f"{found.whole} {sign} {' x '.join(words)}" if words else str(found.whole)
 
     def _has_places(self, kinds: Iterable[Alike]) -> bool:
         """Whether locality plays a part: the Service asks for it, and not all real servers are on one node."""
