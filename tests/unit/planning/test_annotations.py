@@ -2,6 +2,7 @@
 
 import pytest
 
+from kroute.base.forwarding import MASQUERADING
 from kroute.base.schedulers import IN_STEPS, SCHEDULERS
 from kroute.model.plan import Ejection, Persistence, Problem, Protocol, RealServer, VirtualServerKey
 from kroute.model.steps import finish
@@ -313,7 +314,7 @@ def test_an_ejection_is_for_tcp_and_has_no_other_name() -> None:
     options, problems = apply_annotations(DEFAULTS, {"kroute.io/ejection": "on"})
     [asked] = options.asked
     assert isinstance(asked, Ejecting)
-    plain = {it: options.virtual_server(VirtualServerKey(it, "10.96.0.1", 80), ()) for it in Protocol}
+    plain = {it: options.virtual_server(VirtualServerKey(it, "10.96.0.1", 80), (), MASQUERADING) for it in Protocol}
     servers = {it: asked.virtual_server(server) for it, server in plain.items()}
     assert [it for it, server in servers.items() if server.ejection is not None] == [Protocol.TCP]
     assert apply_annotations(DEFAULTS, {"kube-router.io/ejection": "on"}) == (DEFAULTS, [])
