@@ -1,13 +1,17 @@
 """Kernel modules and the kernel's version."""
 
-import asyncio
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+from kroute.base import program
 
 MODULES = Path("/sys/module")
 BUILTIN = Path("/lib/modules")
+LONGEST = 60.0
+"""Seconds after which modprobe is ended."""
 
 
 def kernel_version() -> tuple[int, int]:
@@ -21,7 +25,8 @@ async def load(names: Iterable[str]) -> list[str]:
     present = _builtin()
     wanted = [name for name in names if name not in present and not _is_loaded(name)]
     if wanted:
-        await _modprobe(wanted)
+        with suppress(FileNotFoundError, PermissionError, TimeoutError):  # this image may have no modprobe that can run
+            await program.run(["modprobe", "-a", *wanted], seconds=LONGEST, most=1 << 20)
     return [name for name in wanted if not _is_loaded(name)]
 
 
@@ -42,14 +47,3 @@ def _builtin() -> set[str]:
     except (FileNotFoundError, PermissionError, NotADirectoryError):
         return set()
     return {Path(line).name.removesuffix(".ko").replace("-", "_") for line in lines}
-
-
-async def _modprobe(names: list[str]) -> None:
-    """Call modprobe for all names. Its failures are ignored; the caller checks what is loaded afterwards."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            "modprobe", "-a", *names, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
-        )
-    except (FileNotFoundError, PermissionError):
-        return  # this image has no modprobe that could be run: the caller finds the modules missing
-    await process.wait()
