@@ -141,11 +141,8 @@ class AddressArrivals(NetlinkClient):
     receive_buffer = 8 * 1024 * 1024
 
     def __init__(self, index: int) -> None:
-        super().__init__()
+        super().__init__([GROUP_IPV6_ADDRESS])
         self._index = index
-
-    async def open(self) -> None:
-        await self.netlink.open([GROUP_IPV6_ADDRESS])
 
     async def next(self) -> set[str] | None:
         """Wait for addresses, and return those that wait; None if the kernel dropped some."""

@@ -39,15 +39,15 @@ from kroute.kernel.netlink.socket_filter import (
     JUMP_IF_EQUAL,
     LOAD_HALF,
     LOAD_WORD,
+    PORT_AT,
     RETURN,
+    TYPE_AT,
     Instruction,
 )
 
 DATAGRAMS_A_TURN = 500
 """How many datagrams (one event each) `next` takes before other tasks run."""
 ROUTE_TABLE_OFFSET = 4
-TYPE_AT, PORT_AT = 4, 12
-"""Where a message's header has its type, and the port of the socket that caused the event."""
 AF_BRIDGE = 7
 
 
@@ -124,18 +124,17 @@ class Monitor(NetlinkClient):
         routes: bool = True,
         own: OwnPorts | None = None,
     ) -> None:
-        super().__init__()
+        of_routes = [GROUP_IPV4_ROUTE, GROUP_IPV6_ROUTE] if routes else []
+        groups = [GROUP_LINK, GROUP_IPV4_ADDRESS, GROUP_IPV6_ADDRESS, *of_routes]
+        super().__init__(groups, except_of(own) if own is not None else ())
         self._other_addresses = other_addresses
         self._only = only_interface
         self._except = except_interface
-        of_routes = [GROUP_IPV4_ROUTE, GROUP_IPV6_ROUTE] if routes else []
-        self._groups = [GROUP_LINK, GROUP_IPV4_ADDRESS, GROUP_IPV6_ADDRESS, *of_routes]
-        self._filter = except_of(own) if own is not None else []
         self._names: dict[int, str] = {}
 
     async def open(self) -> None:
         """Subscribe. No later event is missed, so read the state after this."""
-        await self.netlink.open(self._groups, self._filter)
+        await super().open()
         self._names = dict(socket.if_nameindex())
 
     async def next(self) -> list[Event | Overrun]:

@@ -13,6 +13,7 @@ from kroute.kernel.netlink.message import (
     to_u16,
 )
 from kroute.kernel.netlink.netlink_socket import RECEIVE_BUFFER, DigestSocket, NetlinkSocket
+from kroute.kernel.netlink.socket_filter import Instruction
 
 ENCODE_SLICE = 256
 """How many changes are encoded before other tasks run."""
@@ -31,19 +32,21 @@ Made = TypeVar("Made")
 class NetlinkClient:
     """The base of clients with one netlink socket: call `open` and `close`, or use `async with`.
 
+    The socket joins the groups, behind a filter. No event after `open` is missed, so read the state after that.
     `digests` is a second socket, which opens itself when the first digest is asked for.
     """
 
     protocol: ClassVar[int]
     receive_buffer: ClassVar[int] = RECEIVE_BUFFER
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Sequence[int] = (), program: Sequence[Instruction] = ()) -> None:
+        self._joined = groups, program
         self.netlink = NetlinkSocket(self.protocol, receive_buffer=self.receive_buffer)
         self.digests = DigestSocket(self.protocol)
 
     async def open(self) -> None:
         """Open the socket in the network namespace of the calling thread."""
-        await self.netlink.open()
+        await self.netlink.open(*self._joined)
 
     async def close(self) -> None:
         await self.netlink.close()

@@ -14,6 +14,8 @@ LOAD_BYTE_AT_X, LOAD_HALF_AT_X, LOAD_WORD_AT_X = 0x50, 0x48, 0x40
 """Loads from X plus the operand. One beyond the datagram's end drops it."""
 ADD, ADD_X, AND, SHIFT_LEFT = 0x04, 0x0C, 0x54, 0x64
 COPY_TO_X, STORE, LOAD_STORED = 0x07, 0x02, 0x60
+TYPE_AT, PORT_AT = 4, 12
+"""Where a netlink message's header has its type, and the port of the socket that caused the event."""
 SO_ATTACH_FILTER = 26
 EVERYTHING = 0xFFFFFFFF
 """What a program returns to let the whole datagram pass."""

@@ -22,9 +22,11 @@ from kroute.kernel.netlink.socket_filter import (
     LOAD_STORED,
     LOAD_WORD,
     LOAD_WORD_AT_X,
+    PORT_AT,
     RETURN,
     SHIFT_LEFT,
     STORE,
+    TYPE_AT,
     Instruction,
 )
 from kroute.kernel.nftables.messages import (
@@ -37,12 +39,10 @@ from kroute.kernel.nftables.messages import (
 )
 from kroute.kernel.nftables.objects import Table
 
-PORT_AT = 12
-"""Where a message's header has the port of the socket that caused the event."""
 DATAGRAMS_A_TURN = 100
 """How many datagrams, of up to 4 KiB, are looked through before other tasks run."""
-TYPE_AT, NAME_AT = 4, 20
-"""Where a message has its type, and the attribute with the name of its table."""
+NAME_AT = 20
+"""Where a message has the attribute with the name of its table."""
 EVENTS_LOOKED_AT = 150
 """More than a datagram of 4 KiB has; one with more is taken whatever it has. The kernel allows 4,096 instructions."""
 PAUSE = 0.1
@@ -61,15 +61,10 @@ class TableMonitor(NetlinkClient):
     receive_buffer = 4 * 1024 * 1024
 
     def __init__(self, tables: Collection[Table], port: int) -> None:
-        super().__init__()
         self._tables = {(table.family, text(TABLE_NAME, table.name)) for table in tables}
         self._names = {name for _family, name in self._tables}
-        self._port = port
         self._is_changed = False
-
-    async def open(self) -> None:
-        """Subscribe. No later change is missed, so read the tables after this."""
-        await self.netlink.open([NFNLGRP_NFTABLES], [*except_of(self._port), *only_about(self._names)])
+        super().__init__([NFNLGRP_NFTABLES], [*except_of(port), *only_about(self._names)])
 
     async def next(self) -> str:
         """Wait until another program has changed a table; returns which, in words. One call may stand for many.
