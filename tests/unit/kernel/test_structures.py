@@ -150,12 +150,12 @@ ATTRIBUTES = {"=HHHH4s", "=HHHH16s", "=HHHHHH"}
 """Headers of attributes that hold each other, each a `struct nlattr`."""
 
 NAMED = (
-    (batch, "SO_SNDBUFFORCE NFNL_MSG_BATCH_BEGIN NFNL_MSG_BATCH_END"),
+    (batch, "NFNL_MSG_BATCH_BEGIN NFNL_MSG_BATCH_END"),
     (inotify, "IN_CLOSE_WRITE IN_MOVED_FROM IN_MOVED_TO IN_CREATE IN_DELETE IN_DELETE_SELF IN_MOVE_SELF"),
     (inotify, "IN_Q_OVERFLOW IN_ONLYDIR"),
     (namespaces, "CLONE_NEWNET NS_GET_USERNS NS_GET_PARENT NS_GET_OWNER_UID"),
     (netlink_socket, "NETLINK_ROUTE NETLINK_NETFILTER NETLINK_GENERIC NETLINK_ADD_MEMBERSHIP NETLINK_CAP_ACK"),
-    (netlink_socket, "NETLINK_GET_STRICT_CHK SOL_NETLINK SO_RCVBUFFORCE"),
+    (netlink_socket, "NETLINK_GET_STRICT_CHK SOL_NETLINK SO_RCVBUFFORCE SO_SNDBUFFORCE"),
     (rtnetlink, "IFNAMSIZ SIOCGIFINDEX IFF_UP IFF_NOARP"),
     (running_proxies, "SIOCGIFFLAGS IFF_UP"),
     (socket_diag, "NETLINK_SOCK_DIAG"),
@@ -173,6 +173,8 @@ NUMBERS = (
     (table_digest.GET_INFO, "IP6T_SO_GET_INFO"),
     (table_digest.GET_ENTRIES, "IP6T_SO_GET_ENTRIES"),
     (table_digest._COUNTERS_SIZE, "sizeof(struct xt_counters)"),
+    (socket_filter.TYPE_AT, "offsetof(struct nlmsghdr, nlmsg_type)"),
+    (socket_filter.PORT_AT, "offsetof(struct nlmsghdr, nlmsg_pid)"),
     (netlink_socket.FLAGS_OFFSET, "offsetof(struct nlmsghdr, nlmsg_flags)"),
     (netlink_socket.SEQUENCE_OFFSET, "offsetof(struct nlmsghdr, nlmsg_seq)"),
     *(
