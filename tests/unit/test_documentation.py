@@ -77,7 +77,7 @@ def test_troubleshooting_quotes_the_words_of_explain() -> None:
         settings = Settings(
             "node1", masquerade_all=masquerade_all, masquerade_exemptions=exempt, cluster_cidrs=("10.0.0.0/8",)
         )
-        for table in (table for family in Family for table in family_rules(settings, family, node).tables):
+        for table in (table for family in Family for table in family_rules(settings, family, node).tables.values()):
             texts = [*chain.from_iterable(table.chains.values()), *(text for _, text in table.jumps)]
             comments |= {text.split('"')[1] for text in texts}
     assert IN_WORDS.keys() <= comments

@@ -22,6 +22,8 @@ IPVS sends the requests by LOCAL_OUT (`KROUTE-FORWARD`), and the requests of loa
 A rule's text is what iptables-save prints after `-A CHAIN`.
 """
 
+from collections.abc import Mapping
+
 from kroute.firewall import reasons
 from kroute.firewall.iptables.address_sets import set_name
 from kroute.firewall.iptables.packet_trace import trace_packet
@@ -271,26 +273,16 @@ def _source_ranges(family: Family) -> str:
 
 
 class IptablesRules(Rules, frozen=True):
-    """The rules of one family by table, in the order in which they are written."""
+    """The rules of one family, by table."""
 
-    family: Family
-    nat: TableRules
-    mangle: TableRules
-    filter: TableRules
-
-    @property
-    def tables(self) -> tuple[TableRules, ...]:
-        return self.nat, self.mangle, self.filter
-
-    def of(self, table: str) -> TableRules:
-        return next(rules for rules in self.tables if rules.table == table)
+    tables: Mapping[str, TableRules]
 
     def trace(self, hook: Hook, packet: Packet, sets: Sets) -> TraceResult:
         table, chain = _CHAINS[hook]
-        return trace_packet(self.of(table), chain, packet, sets)
+        return trace_packet(self.tables[table], chain, packet, sets)
 
 
 def family_rules(settings: Settings, family: Family, node: NodeFacts) -> IptablesRules:
     """The rules for a node with these facts."""
-    nat = masquerade_rules(settings, family, node)
-    return IptablesRules(family, nat, mangle_rules(settings, family), filter_rules(settings, family))
+    tables = masquerade_rules(settings, family, node), mangle_rules(settings, family), filter_rules(settings, family)
+    return IptablesRules({rules.table: rules for rules in tables})

@@ -143,7 +143,7 @@ class IptablesTables(RuleWriter[Key]):
         family = _FAMILIES[variant.family]
         if variant.name == "nft":
             return accepting_rules(self._settings, family)
-        return family_rules(self._settings, family, node).of(table)
+        return family_rules(self._settings, family, node).tables[table]
 
     async def _digests(self) -> list[Digest] | None:
         """The digests of all tables now; None if some are refused."""

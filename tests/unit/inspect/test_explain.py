@@ -10,6 +10,7 @@ from kroute.cli.explain import exit_code, print_explanations
 from kroute.cli.terminal.output import DIFFERENT, DONE, NOT_SERVED, UNKNOWN
 from kroute.cli.terminal.screen import Screen
 from kroute.firewall.iptables.rules import family_rules
+from kroute.firewall.iptables.tables import LEGACY
 from kroute.firewall.reasons import HOST_PORT, IN_WORDS
 from kroute.inspect import explain, planned_state
 from kroute.inspect.explain import AppliedState, Client, Explanation, ExplanationList, Fate, judge
@@ -239,4 +240,4 @@ def test_a_question_without_sense_is_refused() -> None:
 def test_every_family_has_its_rules() -> None:
     for family in Family:
         rules = family_rules(SETTINGS, family, FACTS)
-        assert (rules.nat.table, rules.mangle.table, rules.filter.table) == ("nat", "mangle", "filter")
+        assert {name: table.table for name, table in rules.tables.items()} == {it: it for it in LEGACY}
