@@ -27,7 +27,7 @@ from kroute.settings.text import without_user
 from kroute.telemetry.agent_parts import AgentParts
 from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.shared_answers import SharedAnswers
-from kroute.telemetry.statistics import Statistics, process_figures
+from kroute.telemetry.statistics import STARTED, Statistics
 
 
 class AgentStatus:
@@ -63,7 +63,7 @@ class AgentStatus:
             node=parts.settings.node_name,
             state=State.WAITING if waits_for else State.READY if parts.controllers.is_live else State.STARTING,
             version=__version__,
-            started=rfc3339(process_figures().started),
+            started=rfc3339(STARTED),
             firewall=parts.settings.firewall,
             served=served(parts.broadcaster.services.values(), total),
             pending=self._pending(counted),

@@ -28,7 +28,6 @@ from kroute.telemetry.kernel_reader import KernelSummary
 from kroute.telemetry.metrics import exposition, kube_proxy, services, work
 from kroute.telemetry.metrics.scrape import Row, Scrape, survey
 from kroute.telemetry.shared_answers import BusyError, SharedAnswers
-from kroute.telemetry.statistics import process_figures
 from kroute.telemetry.status_page import Question, StatusPage
 
 log = structlog.get_logger(__name__)
@@ -123,7 +122,6 @@ class MetricsPort:
             health=self._health,
             statistics=parts.statistics(),
             plans=await survey(parts.broadcaster.plans, parts.settings.metrics_services),
-            process=process_figures(),
             kernel=await self._read_kernel(),
             sets=parts.controllers.set_fills(),
         )

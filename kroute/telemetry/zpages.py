@@ -16,7 +16,7 @@ from kroute import __version__
 from kroute.http.messages import Response, text
 from kroute.settings import Settings
 from kroute.settings.text import as_flags, without_password
-from kroute.telemetry.statistics import process_figures
+from kroute.telemetry.statistics import STARTED
 
 CONFIGURATION = "kroute.io"
 """The key of `/configz`. In kube-proxy it is the API group of the configuration; kroute's has no group."""
@@ -68,10 +68,9 @@ def _media_types(accept: str) -> list[tuple[str, Mapping[str, str]]]:
 
 def _status() -> dict[str, object]:
     """Since when this program runs, and what it is."""
-    started = process_figures().started
     return {
-        "startTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-        "uptimeSeconds": int(time.time() - started),
+        "startTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(STARTED)),
+        "uptimeSeconds": int(time.time() - STARTED),
         "pythonVersion": platform.python_version(),
         "binaryVersion": __version__,
         "paths": PATHS,
@@ -79,10 +78,9 @@ def _status() -> dict[str, object]:
 
 
 def _statusz() -> str:
-    started = process_figures().started
-    up = int(time.time() - started)
+    up = int(time.time() - STARTED)
     rows = {
-        "Started": time.strftime("%a %b %e %H:%M:%S %Z %Y", time.localtime(started)),
+        "Started": time.strftime("%a %b %e %H:%M:%S %Z %Y", time.localtime(STARTED)),
         "Up": f"{up // 3600} hr {up // 60 % 60:02} min {up % 60:02} sec",
         "Python version": platform.python_version(),
         "Binary version": __version__,

@@ -13,6 +13,7 @@ from kroute.telemetry.changes import FAMILIES
 from kroute.telemetry.health import HealthEndpoint
 from kroute.telemetry.metrics.exposition import Samples, Value
 from kroute.telemetry.metrics.scrape import Row, Scrape, Series, by, counter, gauge, histogram, one
+from kroute.telemetry.statistics import STARTED
 
 
 def _of_each_family(value: Callable[[Scrape], Value]) -> Series:
@@ -76,10 +77,10 @@ ROWS: tuple[Row, ...] = (
     gauge("process_resident_memory_bytes", "Memory of this process that is resident, in bytes.",
           one(lambda now: now.statistics.memory.resident)),
     gauge("process_virtual_memory_bytes", "Memory that this process has mapped, in bytes.",
-          one(lambda now: now.process.virtual_bytes)),
+          one(lambda now: now.statistics.memory.mapped)),
     gauge("process_open_fds", "File descriptors that this process has open.",
-          one(lambda now: now.process.open_descriptors)),
+          one(lambda now: now.statistics.open_descriptors)),
     gauge("process_start_time_seconds", "The Unix time when this process started.",
-          one(lambda now: now.process.started)),
+          one(lambda _now: STARTED)),
 )
 # fmt: on

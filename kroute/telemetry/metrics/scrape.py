@@ -15,7 +15,7 @@ from kroute.telemetry.changes import FAMILIES
 from kroute.telemetry.health import Health
 from kroute.telemetry.kernel_reader import KernelSummary
 from kroute.telemetry.metrics.exposition import Metric, Samples, Value
-from kroute.telemetry.statistics import ProcessFigures, Statistics
+from kroute.telemetry.statistics import Statistics
 
 POLICIES = ("internal", "external")
 """The values of the label `traffic_policy`."""
@@ -40,7 +40,6 @@ class Scrape(NamedTuple):
     health: Health
     statistics: Statistics
     plans: PlanSurvey
-    process: ProcessFigures
     kernel: KernelSummary | None
     sets: Sequence[SetFill]
 

@@ -65,7 +65,7 @@ ROWS: tuple[Row, ...] = (
     gauge("kroute_loop_longest_round_cpu_seconds", "The most processor time that one of them took.",
           one(lambda now: now.statistics.loop.longest_cpu)),
     counter("kroute_log_lines_dropped_total", "Log lines that were dropped because nobody read them.",
-            one(lambda now: now.process.dropped_lines)),
+            one(lambda now: now.statistics.dropped_lines)),
     counter("kroute_netlink_messages_total", "Messages sent to the kernel.", _by_client("messages")),
     counter("kroute_netlink_bytes_total", "Bytes sent to the kernel.", _by_client("bytes")),
     counter("kroute_netlink_sends_total", "System calls that sent them.", _by_client("sends")),

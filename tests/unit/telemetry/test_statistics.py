@@ -21,13 +21,14 @@ MIB = 1 << 20
 
 def test_memory_is_read_in_bytes_now_and_at_its_peak(tmp_path):
     status = tmp_path / "status"
-    status.write_text("Name:\tkroute\nVmHWM:\t   81920 kB\nVmRSS:\t   71680 kB\nThreads:\t1\n")
+    status.write_text("Name:\tkroute\nVmHWM:\t   81920 kB\nVmRSS:\t   71680 kB\nVmSize:\t   92160 kB\nThreads:\t1\n")
     assert memory(status).resident == 70 * MIB
     assert memory(status).peak == 80 * MIB
+    assert memory(status).mapped == 90 * MIB
 
 
 def test_the_memory_of_this_process_is_known():
-    assert 5 * MIB < memory().resident <= memory().peak
+    assert 5 * MIB < memory().resident <= memory().peak <= memory().mapped
 
 
 def test_what_the_parts_count_survives_the_way_over_the_socket():
