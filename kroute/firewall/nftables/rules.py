@@ -28,7 +28,6 @@ from kroute.firewall import reasons
 from kroute.firewall.nftables.statements import (
     Action,
     Rule,
-    Verb,
     answer,
     clear_mark,
     drop,
@@ -54,7 +53,7 @@ from kroute.firewall.nftables.statements import (
     with_address,
     without_syn,
 )
-from kroute.firewall.packet_trace import Ending, Hook, Packet, Rules, TraceResult
+from kroute.firewall.packet_trace import Hook, Packet, Rules, TraceResult
 from kroute.firewall.policy import are_local_pods_known, exemptions_of, translated_source
 from kroute.firewall.sets import SERVED, End, Sets
 from kroute.kernel.nftables.objects import Chain, NftRule
@@ -73,14 +72,6 @@ OWN_NEW, OWN_ANSWERS = "own-new-connections", "own-answers"
 FILTER, MANGLE = 0, -150
 """NF_IP_PRI_FILTER and NF_IP_PRI_MANGLE."""
 BEFORE_OTHERS = 5
-
-ENDS = {
-    Verb.KEEP: Ending.ACCEPTED,
-    Verb.DROP: Ending.DROPPED,
-    Verb.REFUSE: Ending.REFUSED,
-    Verb.TRANSLATE: Ending.TRANSLATED,
-}
-"""The verbs that end a packet's way through the hook."""
 
 
 class ChainRules(msgspec.Struct, frozen=True):
@@ -109,30 +100,26 @@ def trace_packet(chains: Sequence[ChainRules], hook: Hook, packet: Packet, sets:
     by_name = {chain.name: chain for chain in chains}
     met: list[str] = []
     action, packet = _trace(by_name, base, packet, sets, met)
-    if action is None:
-        return TraceResult(Ending.NONE, "", tuple(met), packet.mark)
-    return TraceResult(ENDS[action.verb], action.detail, tuple(met), packet.mark)
+    return TraceResult(action.ending, action.detail, tuple(met), packet.mark)
 
 
 def _trace(
     chains: dict[str, ChainRules], chain: ChainRules, packet: Packet, sets: Sets, met: list[str]
-) -> tuple[Action | None, Packet]:
-    """The action that ended the packet's way, or None, and the packet behind the chain."""
+) -> tuple[Action, Packet]:
+    """The action that ended the packet's way, or one that has no ending, and the packet behind the chain."""
     for each in chain.rules:
         after = each.meet(packet, sets)
         if after is None:
             continue
         packet, action = after, each.action
-        leads_on = action is not None and action.verb is Verb.JUMP
-        if chain.hook is None or not leads_on:
+        if chain.hook is None or action is None or not action.chain:
             met.append(each.comment)
-        if action is not None and leads_on:
-            action, packet = _trace(chains, chains[action.detail], packet, sets, met)
-        if action is not None and action.verb is Verb.RETURN:
-            return None, packet
+        if action is not None and action.chain:
+            action, packet = _trace(chains, chains[action.chain], packet, sets, met)
+            action = action if action.ending else None
         if action is not None:
             return action, packet
-    return None, packet
+    return Action(), packet
 
 
 def filter_chains(settings: Settings, family: Family) -> list[ChainRules]:

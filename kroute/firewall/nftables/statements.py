@@ -4,14 +4,13 @@ Most statements match packets. Those at the end do something with packets; the l
 """
 
 from collections.abc import Callable
-from enum import Enum, auto
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
 import msgspec
 
 from kroute.firewall.nftables.names import set_name
-from kroute.firewall.packet_trace import Packet, is_in_set, is_interface
+from kroute.firewall.packet_trace import Ending, Packet, is_in_set, is_interface
 from kroute.firewall.policy import local_pods_interface
 from kroute.firewall.sets import LOOKED_UP, SHAPES, ElementPart, End, Sets
 from kroute.kernel.netlink.message import pack_address, unpack_address
@@ -62,25 +61,15 @@ REPLY = 1
 _AS_IT_IS = ("", b"", b"")
 
 
-class Verb(Enum):
-    """What an action does that ends a packet's way through a chain, or leads it to another one."""
-
-    JUMP = auto()
-    RETURN = auto()
-    KEEP = auto()
-    DROP = auto()
-    REFUSE = auto()
-    TRANSLATE = auto()
-
-
 class Action(msgspec.Struct, frozen=True):
-    """`detail` is the chain of a JUMP, how a packet is REFUSEd, and the source to which it is TRANSLATEd.
+    """What ends a packet's way through the hook or, with Ending.NONE, leads it on: to `chain`; if that is "", back.
 
-    The source is "" if the kernel chooses it.
+    `detail` is how a packet is refused, and the source to which it is translated; "" if the kernel chooses the source.
     """
 
-    verb: Verb
+    ending: Ending = Ending.NONE
     detail: str = ""
+    chain: str = ""
 
 
 class Statement(msgspec.Struct, frozen=True):
@@ -360,28 +349,28 @@ def clear_mark(mark: int) -> Statement:
 
 
 def jump(chain: str) -> Statement:
-    return _ending(f"jump {chain}", Action(Verb.JUMP, chain), verdict(VerdictCode.JUMP, chain))
+    return _ending(f"jump {chain}", Action(chain=chain), verdict(VerdictCode.JUMP, chain))
 
 
 def leave() -> Statement:
     """Go back to the chain from which this one was jumped to."""
-    return _ending("return", Action(Verb.RETURN), verdict(VerdictCode.RETURN))
+    return _ending("return", Action(), verdict(VerdictCode.RETURN))
 
 
 def drop() -> Statement:
-    return _ending("drop", Action(Verb.DROP), verdict(VerdictCode.DROP))
+    return _ending("drop", Action(Ending.DROPPED), verdict(VerdictCode.DROP))
 
 
 def masqueraded() -> Statement:
     """Replace the source by one of this node's addresses, and the port by one at random."""
-    return _ending("masquerade fully-random", Action(Verb.TRANSLATE), masquerade(fully_random=True))
+    return _ending("masquerade fully-random", Action(Ending.TRANSLATED), masquerade(fully_random=True))
 
 
 def translated(family: Family, address: str) -> Statement:
     """Replace the source by this address, and the port by one at random."""
     return _ending(
         f"snat to {address} fully-random",
-        Action(Verb.TRANSLATE, address),
+        Action(Ending.TRANSLATED, address),
         immediate(AT, pack_address(address)),
         source_nat(family.number, AT, fully_random=True),
     )
@@ -391,7 +380,7 @@ def keep_destination(family: Family) -> Statement:
     """Replace the destination by itself, so that no other chain replaces it."""
     addresses = _ADDRESSES[family]
     kept = addresses.load(AT, End.DESTINATION), destination_nat(family.number, AT)
-    return _ending(f"dnat to {addresses.name(End.DESTINATION)}", Action(Verb.KEEP), *kept)
+    return _ending(f"dnat to {addresses.name(End.DESTINATION)}", Action(Ending.ACCEPTED), *kept)
 
 
 def refusals(family: Family) -> list[Statement]:
@@ -417,7 +406,7 @@ def _refusal(detail: str, text: str, protocol: Protocol | None, answer: bytes) -
     def meet(packet: Packet, _: Sets) -> Packet | None:
         return packet if protocol in {None, packet.protocol} else None
 
-    return Statement(text, expressions, meet, Action(Verb.REFUSE, detail))
+    return Statement(text, expressions, meet, Action(Ending.REFUSED, detail))
 
 
 def _marking(text: str, cleared: int, flipped: int) -> Statement:

@@ -75,8 +75,8 @@ def test_every_chain_is_before_those_that_jump_to_it_and_every_rule_says_why_it_
     for one in rules(family, snat_source="node-ip").chains:
         for rule in one.rules:
             assert 0 < len(rule.comment) <= LONGEST_COMMENT
-            if rule.action and rule.action.verb.name == "JUMP":
-                assert rule.action.detail in seen
+            if rule.action and rule.action.chain:
+                assert rule.action.chain in seen
         seen.add(one.name)
 
 
