@@ -384,11 +384,6 @@ class RecordingNftables(
 ):
     """Tables with their sets, chains and rules. What is recorded counts as made when a table is read again."""
 
-    def __init__(self, client: clients.NftablesClient, recorder: Recorder) -> None:
-        super().__init__(client, recorder)
-        self._emptied: set[tuple[nft.Table, str]] = set()
-        """Sets that have no elements but recorded ones."""
-
     async def transact(self, table: nft.Table, changes: Sequence[nft.NftChange]) -> list[Failure[nft.NftChange]]:
         """Record the changes, except a table that exists already and is not dormant."""
         state = await self.read(table)
@@ -397,7 +392,7 @@ class RecordingNftables(
                 continue
             self._note_in(table, change)
             if isinstance(change, nft.AddSet | nft.FlushSet):
-                self._emptied.add((table, change.set.name if isinstance(change, nft.AddSet) else change.name))
+                self._made[table, change.set.name if isinstance(change, nft.AddSet) else change.name] = ()
             state = _changed(state, change)
         self._made[table] = state
         return []
@@ -415,8 +410,8 @@ class RecordingNftables(
         return state
 
     async def elements(self, table: nft.Table, of: nft.NftSet) -> AsyncIterator[list[nft.Element]]:
-        """The kernel's elements. A set that is only recorded has none."""
-        if (table, of.name) not in self._emptied:
+        """The kernel's elements. A set that is only recorded, or is emptied, has none."""
+        if (table, of.name) not in self._made:
             async for part in self._client.elements(table, of):
                 yield part
 
