@@ -233,8 +233,7 @@ def _differences(key: VirtualServerKey, planned: PlannedState, applied: AppliedS
     """
     desired = next((server for server in planned.virtual_servers if server.key == key), None)
     vip = next((vip for vip in planned.vips if vip.address == key.address), None)
-    about = [entry for entry in planned.entries if _is_about(key, entry.element)]
-    entries = {SetEntry(AddressSet(entry.set), entry.element) for entry in about}
+    entries = {entry for entry in planned.entries if _is_about(key, entry.element)}
     present = {
         SetEntry(name, element)
         for name, elements in applied.sets.items()

@@ -6,7 +6,7 @@ import msgspec
 
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import Element, Plan, Protocol, ServicePlan, Vip, VirtualServer, VirtualServerKey
+from kroute.model.plan import Plan, Protocol, ServicePlan, SetEntry, Vip, VirtualServer, VirtualServerKey
 from kroute.planning.catalog import Catalog
 from kroute.planning.endpoint_reasons import ServiceView
 from kroute.reconcile.batches import in_turns
@@ -14,13 +14,6 @@ from kroute.reconcile.broadcaster import Broadcaster
 
 SERVICE, FRONTEND = "service", "frontend"
 """The questions: `service NAMESPACE/NAME`, and `frontend PROTOCOL ADDRESS PORT`."""
-
-
-class PlannedEntry(msgspec.Struct, frozen=True):
-    """A desired set entry. `set` is a value of `AddressSet`."""
-
-    set: str
-    element: Element
 
 
 class PlannedState(msgspec.Struct):
@@ -35,7 +28,7 @@ class PlannedState(msgspec.Struct):
     view: ServiceView | None
     virtual_servers: list[VirtualServer]
     vips: list[Vip]
-    entries: list[PlannedEntry]
+    entries: list[SetEntry]
     problems: list[str]
     direct_vips: list[str] = []
 
@@ -84,7 +77,7 @@ def _planned_state(
         view,
         list(plan.virtual_servers) if plan else [],
         vips,
-        [PlannedEntry(entry.set.value, entry.element) for entry in entries],
+        list(entries),
         [f"{problem.reason}: {problem.message}" for problem in plan.problems] if plan else [],
         list(plan.direct_vips) if plan else [],
     )

@@ -23,7 +23,7 @@ from kroute.kernel.net.routes import RouteLookup
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.document import Document, View
 from kroute.model.objects import ObjectKey, Service
-from kroute.model.plan import AddressSet, Protocol, ServicePlan, SetEntry, Vip
+from kroute.model.plan import Protocol, ServicePlan, Vip
 from kroute.planning.endpoint_reasons import FrontendView
 from kroute.reconcile.comparison import set_entries, source_routes
 from kroute.settings import DEFAULTS
@@ -141,11 +141,10 @@ async def _vips(known: PlannedState, kernel: NodeKernel, lookup: RouteLookup, in
 
 
 async def _entries(known: PlannedState, firewall: Firewall) -> list[EntryView]:
-    desired = [SetEntry(AddressSet(entry.set), entry.element) for entry in known.entries]
-    sets = {entry.set for entry in desired}
-    there = {family: await firewall.read_sets(family, sets) for family in {entry.family for entry in desired}}
+    sets = {entry.set for entry in known.entries}
+    there = {family: await firewall.read_sets(family, sets) for family in {entry.family for entry in known.entries}}
     views = []
-    for entry in desired:
+    for entry in known.entries:
         is_there = entry.element in there[entry.family].get(entry.set, ())
         views.append(EntryView(firewall.set_name(entry.family, entry.set), set_entries.text(entry), is_there))
     return sorted(views, key=lambda view: (view.set, view.element))
