@@ -28,12 +28,8 @@ def complete_command(_context: click.Context, _parameter: click.Parameter, incom
 def show_help(context: click.Context, *, name: str | None) -> int:
     """Show the help of kroute, or of COMMAND, as `kroute COMMAND --help` does."""
     root = context.find_root()
-    if name is None:
-        click.echo(root.get_help())
-        return DONE
-    _, command, _ = import_module("kroute.cli.main").cli.resolve_command(root, [name])
-    with command.make_context(name, [], parent=root, resilient_parsing=True) as its:
-        click.echo(command.get_help(its))
+    words = [] if name is None else [name]
+    root.command.main([*words, "--help"], root.info_name, standalone_mode=False)
     return DONE
 
 
