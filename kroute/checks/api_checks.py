@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.checks.cluster_objects import List
 from kroute.checks.finding import Finding, failed, ok, warning
 from kroute.model.kinds import NODES, WATCHED, WatchedKind, watched
-from kroute.model.objects import Node
+from kroute.model.objects import List, Node
 from kroute.settings import Settings
 from kroute.settings.text import without_user
-from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes.api import Api
+from kroute.watchers.kubernetes.decoding import read_answer
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -35,9 +34,6 @@ class _Review(msgspec.Struct):
     status: _ReviewStatus
 
 
-_decode_review = msgspec.json.Decoder(_Review).decode
-
-
 SERVICE_CIDRS = Permission("list", "networking.k8s.io", "servicecidrs")
 """What an agent does without where it is not allowed."""
 
@@ -54,11 +50,7 @@ async def _is_allowed(api: Api, permission: Permission) -> bool:
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": permission._asdict()},
     }
-    answer = await api.create(REVIEWS, body)
-    try:
-        return decoded(_decode_review, answer).status.allowed
-    except msgspec.DecodeError as error:
-        raise ApiError(0, "", f"an access review was answered by something else: {error}") from error
+    return read_answer(_Review, await api.create(REVIEWS, body)).status.allowed
 
 
 API, RBAC, CLOCK = "api", "rbac", "clock"
@@ -131,8 +123,7 @@ async def _permissions(api: Api, kinds: Iterable[WatchedKind]) -> list[Finding]:
 async def _node(api: Api, name: str) -> Known:
     """The Node object, by a list, since kroute has no permission to get."""
     try:
-        answer = await api.get(NODES.path, {"fieldSelector": f"metadata.name={name}"})
-        nodes = decoded(msgspec.json.Decoder(List[Node]).decode, answer).items
-    except (ApiError, msgspec.DecodeError) as error:
+        nodes = read_answer(List[Node], await api.get(NODES.path, {"fieldSelector": f"metadata.name={name}"})).items
+    except ApiError as error:
         return Known(None, f"the API server does not list Nodes: {error}")
     return Known(nodes[0] if nodes else None)

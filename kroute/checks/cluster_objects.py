@@ -1,13 +1,10 @@
 """The API's objects as far as kroute's checks of a cluster read them."""
 
 from collections.abc import Mapping
-from typing import Generic, TypeVar
 
 import msgspec
 
 from kroute.model.objects import ObjectMeta
-
-T = TypeVar("T")
 
 MOST_ELEMENTS = 1000
 """Containers, arguments or addresses of one object that are looked at."""
@@ -230,12 +227,6 @@ class ClusterNode(Object):
     @property
     def info(self) -> NodeInfo:
         return self.status.node_info
-
-
-class List(msgspec.Struct, Generic[T]):
-    """A list of objects, as the API answers."""
-
-    items: list[T] | None = None
 
 
 class ConfigMap(msgspec.Struct):

@@ -13,14 +13,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
-
 from kroute.checks.cluster_objects import (
     ClusterNode,
     ClusterPod,
     ConfigMap,
     DaemonSet,
-    List,
     NodeSelectorTerm,
     PodSpec,
     Requirement,
@@ -30,7 +27,8 @@ from kroute.checks.cluster_objects import (
 from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER
 from kroute.checks.running_proxies import ANTREA, CILIUM, ROUTER_ONLY
 from kroute.model.kinds import NODES
-from kroute.watchers.json_text import decoded
+from kroute.model.objects import List
+from kroute.watchers.kubernetes.decoding import read_answer
 from kroute.watchers.kubernetes.errors import ApiError
 
 if TYPE_CHECKING:
@@ -58,21 +56,18 @@ async def proxies_of_node(api: "Api", node_name: str) -> dict[str, str]:
     """
     limit = {"limit": str(MOST)}
     on_node = {"fieldSelector": f"spec.nodeName={node_name}", **limit}
-    try:
-        pods = await _listed(api, ClusterPod, f"/api/v1/namespaces/{NAMESPACE}/pods", on_node)
-        sets = await _listed(api, DaemonSet, f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", limit)
-        nodes = await _listed(api, ClusterNode, NODES.path, {"fieldSelector": f"metadata.name={node_name}"})
-        meant = _meant(pods, sets, nodes[0] if nodes else None)
-        for proxy in meant.keys() & CONFIGURED.keys():
-            if not await _is_configured(api, proxy):
-                del meant[proxy]
-    except msgspec.DecodeError as error:
-        raise ApiError(0, "", f"the API server's answer cannot be read: {error}") from error
+    pods = await _listed(api, ClusterPod, f"/api/v1/namespaces/{NAMESPACE}/pods", on_node)
+    sets = await _listed(api, DaemonSet, f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", limit)
+    nodes = await _listed(api, ClusterNode, NODES.path, {"fieldSelector": f"metadata.name={node_name}"})
+    meant = _meant(pods, sets, nodes[0] if nodes else None)
+    for proxy in meant.keys() & CONFIGURED.keys():
+        if not await _is_configured(api, proxy):
+            del meant[proxy]
     return meant
 
 
 async def _listed(api: "Api", kind: type[T], path: str, params: Mapping[str, str]) -> list[T]:
-    return decoded(msgspec.json.Decoder(List[kind]).decode, await api.get(path, params)).items or []  # type: ignore[valid-type]
+    return read_answer(List[kind], await api.get(path, params)).items or []  # type: ignore[valid-type]
 
 
 def _meant(pods: Sequence[ClusterPod], sets: Sequence[DaemonSet], node: ClusterNode | None) -> dict[str, str]:
@@ -149,5 +144,5 @@ async def _is_configured(api: "Api", proxy: str) -> bool:
         answer = await api.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{name}", {})
     except ApiError:
         return False
-    value = (decoded(msgspec.json.Decoder(ConfigMap).decode, answer).data or {}).get(key, "")
+    value = (read_answer(ConfigMap, answer).data or {}).get(key, "")
     return pattern.search(value) is not None

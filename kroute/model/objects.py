@@ -5,9 +5,11 @@ msgspec decodes a response's bytes straight into them; fields that kroute does n
 Go encodes an empty list as `null` in places, so lists may be None.
 """
 
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 HEADLESS_LABEL = "service.kubernetes.io/headless"
@@ -72,6 +74,12 @@ class _Object(_Struct, frozen=True):
     def key(self) -> ObjectKey:
         """The object's own namespace and name."""
         return self.metadata.key
+
+
+class List(msgspec.Struct, Generic[T]):
+    """A list of objects, decoded as a whole: each has to be sound."""
+
+    items: list[T] | None = None
 
 
 class ServicePort(_Struct, frozen=True):

@@ -12,11 +12,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from kroute.checks.cluster_objects import ClusterPod, Container, DaemonSet, List, PodSpec
+from kroute.checks.cluster_objects import ClusterPod, Container, DaemonSet, PodSpec
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
 from kroute.inspect.shared_state import SharedState
 from kroute.inspect.status import Status
 from kroute.model.document import View
+from kroute.model.objects import List
 
 LABELS = "app.kubernetes.io/name=kroute"
 NAMESPACE = "kube-system"

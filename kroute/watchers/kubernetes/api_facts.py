@@ -16,10 +16,11 @@ import structlog
 
 from kroute.model.addresses import canonical
 from kroute.model.node_facts import ApiFacts
+from kroute.model.objects import List
 from kroute.settings import Settings
-from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes.api import Api
-from kroute.watchers.kubernetes.errors import ApiError
+from kroute.watchers.kubernetes.decoding import read_answer
+from kroute.watchers.kubernetes.errors import ApiError, UnreachableError
 
 log = structlog.get_logger(__name__)
 
@@ -35,13 +36,6 @@ class _RangesSpec(msgspec.Struct):
 
 class _ServiceCIDR(msgspec.Struct):
     spec: _RangesSpec = msgspec.field(default_factory=_RangesSpec)
-
-
-class _List(msgspec.Struct):
-    items: list[_ServiceCIDR] | None = None
-
-
-_decode = msgspec.json.Decoder(_List).decode
 
 
 class ApiFactsWatcher:
@@ -87,9 +81,9 @@ class ApiFactsWatcher:
             return
         try:
             self._ranges = await service_ranges(self._api)
-        except (ApiError, msgspec.DecodeError) as error:
-            if isinstance(error, ApiError) and not error.status:
-                return  # nobody answers: asked again soon
+        except UnreachableError:
+            return  # nobody answers: asked again soon
+        except ApiError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 log.warning(
@@ -114,7 +108,7 @@ async def read_api_facts(settings: Settings) -> ApiFacts:
     async with await Api.open(settings) as api:
         try:
             ranges = await service_ranges(api)
-        except (ApiError, msgspec.DecodeError):
+        except ApiError:
             ranges = ()
         servers = [await resolved(server) for server in api.addresses]
         return ApiFacts(api.peers.recent().union(*servers), ranges)
@@ -124,11 +118,10 @@ async def service_ranges(api: Api) -> tuple[str, ...]:
     """The networks of the cluster's ServiceCIDR objects; none where there is no such kind.
 
     Raises:
-        ApiError: the server does not say.
-        msgspec.DecodeError: it says something else.
+        ApiError: the server does not say, or says something else.
     """
     try:
-        found = decoded(_decode, await api.get(SERVICE_CIDRS))
+        found = read_answer(List[_ServiceCIDR], await api.get(SERVICE_CIDRS))
     except ApiError as error:
         if error.status == 404:
             return ()

@@ -6,14 +6,18 @@ If one of the objects makes msgspec refuse the whole text, `kroute.watchers.json
 
 import asyncio
 from datetime import datetime
+from typing import TypeVar
 
 import msgspec
 import structlog
 
 from kroute.model.objects import EndpointSlice, KubernetesObject, ObjectKey, ObjectMeta
 from kroute.watchers.json_text import decoded, elements, members
+from kroute.watchers.kubernetes.errors import ApiError
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 """The annotation of the BOOKMARK that ends a streaming list (KEP-3157)."""
@@ -88,6 +92,14 @@ _decode_page = msgspec.json.Decoder(Page).decode
 _decode_meta = msgspec.json.Decoder(ListMeta).decode
 _decode_event = msgspec.json.Decoder(Event).decode
 _decode_identified = msgspec.json.Decoder(_Identified).decode
+
+
+def read_answer(form: type[T], body: bytes) -> T:
+    """An answer of this form. Raises ApiError: it is of another."""
+    try:
+        return decoded(msgspec.json.Decoder(form).decode, body)
+    except msgspec.DecodeError as error:
+        raise ApiError(0, "", f"the API server's answer cannot be read: {error}") from error
 
 
 async def read_page(body: bytes) -> Page:
