@@ -25,6 +25,7 @@ from kroute.model.addresses import canonical
 from kroute.model.objects import EndpointSlice
 from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes.decoding import read_page
+from kroute.watchers.kubernetes.errors import ApiError
 
 PAGE = 250
 """Objects of one page of a list."""
@@ -37,17 +38,10 @@ MOST_CONFIG_MAPS = 16
 UNREAD = "access"
 """The check that names what could not be read."""
 
-Get = Callable[[str], Awaitable[bytes]]
-"""GET of a path with its query. Raises ClusterReadError."""
+Query = Mapping[str, str]
+Get = Callable[[str, Query], Awaitable[bytes]]
+"""GET of a path with a query. Raises ApiError."""
 T = TypeVar("T")
-
-
-class ClusterReadError(Exception):
-    """The API server has not given the answer. `status` is its HTTP status code, 0 for any other reason."""
-
-    def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class _Spec(msgspec.Struct):
@@ -119,7 +113,7 @@ async def read_cluster(get: Get, namespace: str) -> Cluster:
     """Read everything. `namespace` is where kroute is to be installed.
 
     Raises:
-        ClusterReadError: not even the version can be read, so nobody answers.
+        ApiError: not even the version can be read, so nobody answers.
     """
     reader = _Reader(get)
     cluster = Cluster(await _version(get), namespace, unread=reader.unread)
@@ -128,8 +122,8 @@ async def read_cluster(get: Get, namespace: str) -> Cluster:
         found_namespace = reads.create_task(reader.one(name, f"/api/v1/namespaces/{quote(namespace, safe='')}", Object))
         nodes = reads.create_task(reader.all("Nodes", "/api/v1/nodes", ClusterNode))
         daemon_sets = reads.create_task(reader.all("DaemonSets", "/apis/apps/v1/daemonsets", DaemonSet))
-        pods = reads.create_task(reader.all("the control plane's Pods", _CONTROL_PLANE, ClusterPod))
-        slices = reads.create_task(reader.all(f"the {OF_API_SERVERS}", _API_SERVERS, EndpointSlice))
+        pods = reads.create_task(reader.all("the control plane's Pods", _CONTROL_PLANE, ClusterPod, _COMPONENTS))
+        slices = reads.create_task(reader.all(f"the {OF_API_SERVERS}", _SLICES, EndpointSlice, _API_SERVERS))
         ranges = reads.create_task(reader.all("ServiceCIDRs", "/apis/networking.k8s.io/v1/servicecidrs", _Specified))
         reads.create_task(reader.config_maps(cluster, (CLUSTER_INFO, KUBEADM_CONFIG)))
     cluster.namespace_is_missing = name in reader.missing
@@ -146,21 +140,20 @@ async def read_cluster(get: Get, namespace: str) -> Cluster:
 async def _version(get: Get) -> str:
     """The version of the API server; empty if it may not be read."""
     try:
-        return decoded(msgspec.json.Decoder(_Version).decode, await get("/version")).git_version
+        return decoded(msgspec.json.Decoder(_Version).decode, await get("/version", {})).git_version
     except msgspec.DecodeError as error:
-        raise ClusterReadError(f"the server that answers is not an API server: {error}") from None
-    except ClusterReadError as error:
+        raise ApiError(0, "", f"the server that answers is not an API server: {error}") from None
+    except ApiError as error:
         if error.status != 403:
             raise
         return ""
 
 
 OF_API_SERVERS = "EndpointSlices of the Service default/kubernetes"
-_API_SERVERS = (
-    "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes"
-)
-_COMPONENTS = quote("component in (kube-proxy,kube-apiserver,kube-controller-manager)")
-_CONTROL_PLANE = f"/api/v1/namespaces/kube-system/pods?labelSelector={_COMPONENTS}"
+_SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+_API_SERVERS = "kubernetes.io/service-name=kubernetes"
+_CONTROL_PLANE = "/api/v1/namespaces/kube-system/pods"
+_COMPONENTS = "component in (kube-proxy,kube-apiserver,kube-controller-manager)"
 
 
 def _addresses(item: EndpointSlice) -> Iterable[tuple[str, int]]:
@@ -200,30 +193,28 @@ class _Reader:
     async def one(self, what: str, path: str, form: type[T]) -> T | None:
         """One object, or None."""
         try:
-            return decoded(msgspec.json.Decoder(form).decode, await self._get(path))
-        except (ClusterReadError, msgspec.DecodeError) as error:
+            return decoded(msgspec.json.Decoder(form).decode, await self._get(path, {}))
+        except (ApiError, msgspec.DecodeError) as error:
             self._failed(what, error)
             return None
 
-    async def all(self, what: str, path: str, form: type[T]) -> list[T]:
-        """The objects of a list, as far as they can be read."""
+    async def all(self, what: str, path: str, form: type[T], labels: str = "") -> list[T]:
+        """The objects of a list, as far as they can be read. `labels`: a label selector."""
         found: list[T] = []
         decode = msgspec.json.Decoder(form).decode
-        token = ""
+        query = {"limit": str(PAGE)} | ({"labelSelector": labels} if labels else {})
         try:
             for _ in range(MOST_PAGES):
-                query = f"{'&' if '?' in path else '?'}limit={PAGE}"
-                query += f"&continue={quote(token, safe='')}" if token else ""
-                page = await read_page(await self._get(path + query))
+                page = await read_page(await self._get(path, query))
                 for item in page.items or ():
                     try:
                         found.append(decoded(decode, bytes(item)))
                     except msgspec.DecodeError as error:
                         self._failed(f"one of {what}", error)
-                token = page.metadata.token
-                if not token:
+                if not page.metadata.token:
                     return found
-        except (ClusterReadError, msgspec.DecodeError) as error:
+                query["continue"] = page.metadata.token
+        except (ApiError, msgspec.DecodeError) as error:
             self._failed(what, error)
             return found
         self._add(f"only the first {len(found):,} of {what} were read", "the others may differ")
@@ -244,9 +235,9 @@ class _Reader:
 
     def _failed(self, what: str, error: Exception) -> None:
         match error:
-            case ClusterReadError(status=404):
+            case ApiError(status=404):
                 self.missing.add(what)
-            case ClusterReadError(status=403):
+            case ApiError(status=403):
                 self._add(f"{what} may not be read", "ask with more rights, or find out by hand what depends on it")
             case _:
                 self._add(f"{what} cannot be read: {error}", "correct it, or find out by hand what depends on it")

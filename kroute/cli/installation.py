@@ -7,13 +7,13 @@ a machine or an image without kubectl.
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlencode
 
 import click
 import msgspec
 
 from kroute.checks.cluster_checks import CNI, NAMESPACE, NEIGHBOURS, NODES, PROXY, VERSION, check_cluster
-from kroute.checks.cluster_reader import UNREAD, Cluster, ClusterReadError, Get, read_cluster
+from kroute.checks.cluster_reader import UNREAD, Cluster, Get, Query, read_cluster
 from kroute.checks.finding import Finding, Level, failed, ok
 from kroute.cli.chart_values import API_SERVER, PODS, SERVICES, SETTINGS, text_of, values_of
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError
@@ -32,7 +32,7 @@ async def write_values(kubectl: Kubectl, namespace: str) -> int:
     """Write values.yaml to standard output, and what is missing in it to standard error. Returns the exit code."""
     try:
         values = values_of(await read_cluster(by_kubectl(kubectl), namespace))
-    except ClusterReadError as error:
+    except ApiError as error:
         complain(_unreachable(error))
         return FAILURE
     click.echo(text_of(values, namespace), nl=False)
@@ -43,23 +43,12 @@ async def write_values(kubectl: Kubectl, namespace: str) -> int:
 
 
 def by_kubectl(kubectl: Kubectl) -> Get:
-    async def get(path: str) -> bytes:
+    async def get(path: str, query: Query) -> bytes:
         try:
-            return await kubectl.get(path)
+            return await kubectl.get(f"{path}?{urlencode(query)}" if query else path)
         except KubectlError as error:
             reason = str(error).partition("Error from server (")[2].partition(")")[0]
-            raise ClusterReadError(str(error), _STATUS.get(reason, 0)) from None
-
-    return get
-
-
-def by_api(api: Api) -> Get:
-    async def get(path: str) -> bytes:
-        parts = urlsplit(path)
-        try:
-            return await api.get(parts.path, dict(parse_qsl(parts.query)))
-        except ApiError as error:
-            raise ClusterReadError(str(error), error.status) from None
+            raise ApiError(_STATUS.get(reason, 0), reason, str(error)) from None
 
     return get
 
@@ -68,7 +57,7 @@ async def findings_by(get: Get, namespace: str) -> list[Finding]:
     """Everything that was found, in the order in which an installation meets it."""
     try:
         return findings_of(await read_cluster(get, namespace))
-    except ClusterReadError as error:
+    except ApiError as error:
         return [_unreachable(error)]
 
 
@@ -76,7 +65,7 @@ async def findings_by_api(settings: Settings, namespace: str) -> list[Finding]:
     """The same by kroute's own client: by `--kubeconfig`, else by kubectl's usual file, else as a pod."""
     try:
         async with await Api.open(with_kubeconfig(settings)) as api:
-            return await findings_by(by_api(api), namespace)
+            return await findings_by(api.get, namespace)
     except ConfigurationError as error:
         return [_unreachable(error)]
 

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
-from kroute.checks.cluster_reader import ClusterReadError, Get
+from kroute.checks.cluster_reader import Get, Query
+from kroute.watchers.kubernetes.errors import ApiError
 from tests.apiserver.lists import list_objects
 from tests.apiserver.resources import Object, parse_path
 from tests.apiserver.selectors import select_labels
@@ -251,21 +251,19 @@ def get_of(objects: Iterable[Object], *, denied: Sequence[str] = (), version: st
     for item in objects:
         store.put(item)
 
-    async def get(path: str) -> bytes:
-        parts = urlsplit(path)
-        if parts.path == "/version":
+    async def get(path: str, query: Query) -> bytes:
+        if path == "/version":
             return json.dumps({**VERSION, "gitVersion": version}).encode()
-        target = parse_path(parts.path)
+        target = parse_path(path)
         if target is None:
-            raise ClusterReadError("the server could not find the requested resource", 404)
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
         if target.type.plural in denied:
-            raise ClusterReadError(f"{target.type.plural} is forbidden", 403)
-        query = dict(parse_qsl(parts.query))
+            raise ApiError(403, "Forbidden", f"{target.type.plural} is forbidden")
         if target.name is None:
             labels = select_labels(query.get("labelSelector", ""))
             return json.dumps(list_objects(store, target, query, labels, watch_cache=True)).encode()
         if target.key not in store.current(target.type):
-            raise ClusterReadError(f"{target.type.plural} {target.name} not found", 404)
+            raise ApiError(404, "NotFound", f"{target.type.plural} {target.name} not found")
         return json.dumps(store.current(target.type)[target.key]).encode()
 
     return get

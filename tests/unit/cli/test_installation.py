@@ -15,13 +15,13 @@ from jsonschema import Draft7Validator
 
 from kroute.base import logs
 from kroute.checks import cluster_checks, cluster_reader
-from kroute.checks.cluster_reader import Cluster, ClusterReadError, read_cluster
+from kroute.checks.cluster_reader import Cluster, Query, read_cluster
 from kroute.checks.finding import Finding, Level
 from kroute.cli.chart_values import OF_THE_POD, text_of, values_of
 from kroute.cli.installation import findings_by, findings_of, with_kubeconfig
 from kroute.cli.kubectl import command
 from kroute.settings import Settings
-from kroute.watchers.kubernetes.errors import ConfigurationError
+from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError
 from tests.apiserver.resources import Object
 from tests.apiserver.server import ApiServer
 from tests.lab.chart import CHART, helm, render_chart
@@ -393,8 +393,9 @@ class TestReading:
     async def test_an_object_that_is_nested_too_deep_costs_itself_alone(self) -> None:
         get = get_of([clusters.node("deep"), clusters.node("good")])
 
-        async def deep(path: str) -> bytes:
-            return (await get(path)).replace(b'"name": "deep"', b'"name":"deep","x":' + b"[" * 2_000 + b"]" * 2_000, 1)
+        async def deep(path: str, query: Query) -> bytes:
+            answer = await get(path, query)
+            return answer.replace(b'"name": "deep"', b'"name":"deep","x":' + b"[" * 2_000 + b"]" * 2_000, 1)
 
         cluster = await read_cluster(deep, "kube-system")
         assert [node.metadata.name for node in cluster.nodes] == ["good"]
@@ -425,15 +426,15 @@ class TestReading:
         assert "NodeCIDR" in (await found(clusters.node("a"), config))["pods"][0].message
 
     async def test_an_unknown_answer_is_no_cluster(self) -> None:
-        async def get(_path: str) -> bytes:
+        async def get(_path: str, _query: Query) -> bytes:
             return b"<html>"
 
         [finding] = await findings_by(get, "kube-system")
         assert (finding.check, finding.level) == ("api", Level.FAIL)
 
     async def test_the_version_may_be_denied(self) -> None:
-        async def get(path: str) -> bytes:
-            raise ClusterReadError("no", 403 if path == "/version" else 404)
+        async def get(path: str, _query: Query) -> bytes:
+            raise ApiError(403 if path == "/version" else 404, "", "no")
 
         assert {each.check for each in await findings_by(get, "kube-system")} >= {"version", "namespace"}
 

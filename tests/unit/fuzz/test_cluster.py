@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
-from kroute.checks.cluster_reader import ClusterReadError, Get, read_cluster
+from kroute.checks.cluster_reader import Get, Query, read_cluster
 from kroute.cli.chart_values import text_of, values_of
 from kroute.cli.installation import findings_of
+from kroute.watchers.kubernetes.errors import ApiError
 from tests.apiserver.resources import Object
 from tests.unit import chart_schema
 from tests.unit.cli import clusters
@@ -37,8 +38,8 @@ def answers_of(objects: list[Object]) -> dict[str, bytes]:
     answers: dict[str, bytes] = {}
     get = clusters.get_of(objects)
 
-    async def keep(path: str) -> bytes:
-        answers[path] = await get(path)
+    async def keep(path: str, query: Query) -> bytes:
+        answers[path] = await get(path, query)
         return answers[path]
 
     asyncio.run(read_cluster(keep, "kube-system"))
@@ -55,9 +56,9 @@ def test_hostile_answers(data: st.DataObject) -> None:
     path = data.draw(st.sampled_from([path for path in answers if path != "/version"]))
     answers[path] = data.draw(st.one_of(spoilt(json.loads(answers[path])), damaged(answers[path])))
 
-    async def get(path: str) -> bytes:
+    async def get(path: str, _query: Query) -> bytes:
         if path not in answers:
-            raise ClusterReadError("not found", 404)
+            raise ApiError(404, "NotFound", "not found")
         return answers[path]
 
     check(get)
