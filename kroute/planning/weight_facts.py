@@ -82,44 +82,17 @@ def traits_of(node: Node) -> NodeTraits:
 
 
 class Nodes:
-    """The Nodes of the cluster, and how many of each zone are ready. One that is not known weighs 1."""
+    """The Nodes of the cluster as they are now. One that is not known weighs 1."""
 
-    def __init__(self, nodes: Mapping[str, NodeTraits] | None = None) -> None:
-        self._nodes: dict[str, NodeTraits] = {}
-        self.ready: Counter[str | None] = Counter()
-        """How many ready Nodes each zone has; None: those without a zone."""
-        self._weighty: set[str] = set()
-        for name, traits in (nodes or {}).items():
-            self.put(name, traits)
-
-    @property
-    def have_weights(self) -> bool:
+    def __init__(self, nodes: Mapping[str, NodeTraits]) -> None:
+        self._nodes = dict(nodes)
+        self.have_weights = any(traits.weight != 1 for traits in nodes.values())
         """Whether any Node weighs something else than 1."""
-        return bool(self._weighty)
-
-    def copy(self) -> "Nodes":
-        """The same Nodes, which stay as they are when these change."""
-        return Nodes(self._nodes)
-
-    def known(self, name: str) -> NodeTraits | None:
-        """What is known of a Node; None: nothing."""
-        return self._nodes.get(name)
+        self.ready = Counter(traits.zone for traits in nodes.values() if traits.is_ready)
+        """How many ready Nodes each zone has; None: those without a zone."""
 
     def of(self, name: str | None) -> NodeTraits:
         return self._nodes.get(name, UNKNOWN) if name is not None else UNKNOWN
-
-    def put(self, name: str, traits: NodeTraits | None) -> NodeTraits:
-        """Replace what is known of a Node; None: it is gone. Returns what was known before."""
-        before = self._nodes.pop(name, UNKNOWN)
-        self._weighty.discard(name)
-        if before.is_ready:
-            self.ready[before.zone] -= 1
-        if traits is not None:
-            self._nodes[name] = traits
-            self.ready[traits.zone] += traits.is_ready
-            if traits.weight != 1:
-                self._weighty.add(name)
-        return before
 
 
 class WeightFacts(msgspec.Struct, frozen=True):
@@ -141,8 +114,9 @@ class WeightSources:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.nodes = Nodes()
-        self._are_nodes_in_use = False
+        self._nodes: dict[str, NodeTraits] = {}
+        self._snapshot: Nodes | None = None
+        """The Nodes since their last change: a Service that is planned in steps keeps to what it began with."""
         self._asking: dict[ObjectKey, bool] = {}
         """The Services with one of the annotations, and whether locality is one."""
         self._pods: dict[ObjectKey, tuple[str, Weighed]] = {}
@@ -178,17 +152,16 @@ class WeightSources:
 
     def place_node(self, name: str, node: Node | None) -> None:
         """Take a Node's weight, zone and readiness; None: it is gone."""
-        after = traits_of(node) if node is not None else None
-        if after == self.nodes.known(name):
-            return
-        if self._are_nodes_in_use:  # a Service that is planned in steps keeps to what was known when they began
-            self.nodes, self._are_nodes_in_use = self.nodes.copy(), False
-        before = self.nodes.put(name, after)
-        if before.weight != (after.weight if after is not None else 1):
+        before, after = self._nodes.pop(name, UNKNOWN), UNKNOWN
+        if node is not None:
+            after = self._nodes[name] = traits_of(node)
+        if after != before:
+            self._snapshot = None
+        if after.weight != before.weight:
             self._weighed_nodes.add(name)
-        if before.zone != (after.zone if after is not None else None):
+        if after.zone != before.zone:
             self._have_zones_changed = bool(self._asking)
-        elif before.is_ready != (after is not None and after.is_ready):
+        elif after.is_ready != before.is_ready:
             self._has_readiness_changed = any(self._asking.values())
 
     def place_pod(self, key: ObjectKey, pod: Pod | None) -> None:
@@ -231,8 +204,7 @@ class WeightSources:
 
         Of each family `most` backends are looked at: those that are served.
         """
-        self._are_nodes_in_use = True
-        nodes = self.nodes
+        nodes = self._snapshot = self._snapshot or Nodes(self._nodes)
         if self._pods and any(piece.pods for piece in slices):
             in_order = sorted(slices, key=attrgetter("name"))
             pods, refused = yield from self._weights_of_pods(service, in_order, most)

@@ -24,7 +24,7 @@ from kroute.planning.features.weights.text import Locality, ServiceWeights
 from kroute.planning.features.weights.whole import Exact, exactly, whole
 from kroute.planning.weight_facts import Nodes, WeightFacts
 
-NO_FACTS = WeightFacts(Nodes())
+NO_FACTS = WeightFacts(Nodes({}))
 
 Alike = tuple[str | None, int]
 """What real servers have in common that weigh the same: the name of their node, and their Pod's weight."""
@@ -158,7 +158,7 @@ class Weighing(msgspec.Struct, FeatureStep, frozen=True):
         if scope is _Scope.NODE:
             return {zone: 1}
         known = self.facts.nodes.of(node)
-        ready = {name: count for name, count in self.facts.nodes.ready.items() if count}
+        ready = dict(self.facts.nodes.ready)
         if not known.is_ready:
             ready[zone] = ready.get(zone, 0) + 1
         elif known.zone != zone:  # the facts of the node are older
