@@ -12,7 +12,7 @@ from operator import itemgetter
 import msgspec
 
 from kroute.model.addresses import Family, unicast
-from kroute.model.objects import EndpointConditions, EndpointHints, EndpointPort, EndpointSlice, ObjectKey
+from kroute.model.objects import EndpointConditions, EndpointHints, EndpointPort, EndpointSlice, ObjectKey, TargetRef
 from kroute.model.plan import RealServer, quoted
 
 NO_BOUND = 1 << 60
@@ -192,15 +192,17 @@ def read_slice(piece: EndpointSlice, before: BackendSlice | None = None, *, with
         return BackendSlice(piece.metadata.name, family, (), (), tuple(refused))
     endpoints = sorted(_endpoints(piece, refused).items(), key=itemgetter(0))
     known = {server: server for port in before.ports for server in port.real_servers} if before is not None else {}
+    addresses = [address for address, _ in endpoints]
+    pods = [_pod(ref) for _, (_, ref) in endpoints] if with_pods else []
     is_large = len(endpoints) * len(ports) > LARGE_SLICE
     return BackendSlice(
         piece.metadata.name,
         family,
-        tuple([_slice_port(port, [] if is_large else endpoints, known) for port in ports]),
-        tuple([traits for _, traits in endpoints]),
+        tuple([_slice_port(port, [] if is_large else addresses, known) for port in ports]),
+        tuple([traits for _, (traits, _) in endpoints]),
         tuple(refused),
-        tuple([address for address, _ in endpoints]) if is_large else (),
-        _pods(piece, endpoints) if with_pods else (),
+        tuple(addresses) if is_large else (),
+        tuple(pods) if any(pods) else (),
     )
 
 
@@ -217,9 +219,9 @@ def _is_served(port: EndpointPort, refused: dict[str, None]) -> bool:
     return True
 
 
-def _endpoints(piece: EndpointSlice, refused: dict[str, None]) -> dict[str, Traits]:
+def _endpoints(piece: EndpointSlice, refused: dict[str, None]) -> dict[str, tuple[Traits, TargetRef | None]]:
     """The endpoints with a valid address, by address. Of two copies the one with the greater `preference` is kept."""
-    endpoints: dict[str, Traits] = {}
+    endpoints: dict[str, tuple[Traits, TargetRef | None]] = {}
     is_ipv6 = piece.address_type == "IPv6"
     for endpoint in piece.endpoints or ():
         written = endpoint.addresses[0] if endpoint.addresses else ""
@@ -227,45 +229,29 @@ def _endpoints(piece: EndpointSlice, refused: dict[str, None]) -> dict[str, Trai
         if address is None or (":" in address) is not is_ipv6:
             refused[f"endpoint address {quoted(written)}"] = None
             continue
-        described = _traits if endpoint.hints is not None else _known_traits
-        traits = described(endpoint.node_name, endpoint.conditions, endpoint.hints)
-        known = endpoints.setdefault(address, traits)
+        hints = endpoint.hints
+        are_many = hints is not None and len(hints.for_zones or ()) + len(hints.for_nodes or ()) > _MOST_HINTS
+        described = _new_traits if are_many else _known_traits
+        traits = described(endpoint.node_name, endpoint.conditions, hints)
+        known, _ = endpoints.setdefault(address, (traits, endpoint.target_ref))
         if traits.preference > known.preference:
-            endpoints[address] = traits
+            endpoints[address] = traits, endpoint.target_ref
     return endpoints
 
 
-def _pods(piece: EndpointSlice, endpoints: Iterable[tuple[str, Traits]]) -> tuple[PodRef | None, ...]:
-    """The Pods of these endpoints, in their order; empty if none is one. Of two copies the better one names it."""
-    pods: dict[str, tuple[tuple[bool, bool, bool], PodRef]] = {}
-    for endpoint in piece.endpoints or ():
-        ref, address = endpoint.target_ref, unicast(endpoint.addresses[0]) if endpoint.addresses else None
-        if ref is None or ref.kind != "Pod" or address is None:
-            continue
-        candidate = _traits(None, endpoint.conditions, None).preference, PodRef(ref.name, ref.uid)
-        known = pods.setdefault(address, candidate)
-        if candidate[0] > known[0]:
-            pods[address] = candidate
-    return tuple([pods[address][1] if address in pods else None for address, _ in endpoints]) if pods else ()
+def _pod(ref: TargetRef | None) -> PodRef | None:
+    return PodRef(ref.name, ref.uid) if ref is not None and ref.kind == "Pod" else None
 
 
-def _slice_port(
-    port: EndpointPort, endpoints: Iterable[tuple[str, Traits]], known: dict[RealServer, RealServer]
-) -> SlicePort:
+def _slice_port(port: EndpointPort, addresses: Iterable[str], known: dict[RealServer, RealServer]) -> SlicePort:
     number = port.port or 0
-    real_servers = [RealServer(address, number) for address, _ in endpoints]
+    real_servers = [RealServer(address, number) for address in addresses]
     shared = [known.get(server, server) for server in real_servers] if known else real_servers
     return SlicePort(port_key(port.name or "", port.protocol), number, tuple(shared))
 
 
-def _traits(node_name: str | None, conditions: EndpointConditions, hints: EndpointHints | None) -> Traits:
-    """What an endpoint is, except its address; equal ones share one object, unless there is much of it."""
-    if hints is not None and len(hints.for_zones or ()) + len(hints.for_nodes or ()) > _MOST_HINTS:
-        return _new_traits(node_name, conditions, hints)
-    return _known_traits(node_name, conditions, hints)
-
-
 def _new_traits(node_name: str | None, conditions: EndpointConditions, hints: EndpointHints | None) -> Traits:
+    """What an endpoint is, except its address."""
     not_terminating, ready = conditions.terminating is not True, conditions.ready is not False
     serving = conditions.serving is not False
     return Traits(
@@ -280,3 +266,4 @@ def _new_traits(node_name: str | None, conditions: EndpointConditions, hints: En
 
 
 _known_traits = lru_cache(maxsize=_KINDS_OF_ENDPOINTS)(_new_traits)
+"""The same; equal ones share one object."""

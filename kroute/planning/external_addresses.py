@@ -22,8 +22,7 @@ class Place(Enum):
     """Where an external address is served."""
 
     NOWHERE = auto()
-    ELSEWHERE = auto()
-    """On the node that owns it, which is another node."""
+    """Not here: perhaps on the node that owns it, which is another node."""
     OWN = auto()
     """Here, on the interface that has it: the address is this node's own."""
     VIP = auto()
@@ -103,7 +102,7 @@ def _of_a_node(address: str, node: NodeFacts, settings: Settings, owners: Addres
         )
         return Admission(Place.NOWHERE, "NodeAddress", reason)
     reason = f"is served by Node {name} only, since its status says that the address is its own."
-    return Admission(Place.OWN) if is_own else Admission(Place.ELSEWHERE, "NodeAddress", reason)
+    return Admission(Place.OWN) if is_own else Admission(Place.NOWHERE, "NodeAddress", reason)
 
 
 def _use(address: str, node: NodeFacts, owners: AddressOwners) -> str | None:

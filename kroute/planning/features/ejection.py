@@ -6,7 +6,7 @@ The plan says which virtual servers have it, and after what times; `kroute.contr
 import msgspec
 
 from kroute.base.forwarding import TUNNEL
-from kroute.base.schedulers import FALLBACK, SCHEDULER_FLAGS, SCHEDULERS_BY_ORDER
+from kroute.base.schedulers import FALLBACK, SCHEDULER_FLAGS
 from kroute.model.plan import Ejection, Protocol, VirtualServer, quoted
 from kroute.planning.features.step import FeatureStep, PlanInputs
 from kroute.planning.options import Annotation, Applied, Options, names, read_seconds
@@ -59,8 +59,8 @@ def hindrance(scheduler: str, flags: int, *, has_counters: bool) -> str | None:
     """
     if not has_counters:
         return "is not obeyed: --ipvs-estimation is off, so the kernel does not count answers"
-    fallback = next((flag for flag in FALLBACK if SCHEDULER_FLAGS[flag].scheduler == scheduler), None)
-    if scheduler in SCHEDULERS_BY_ORDER and fallback is not None and not flags & SCHEDULER_FLAGS[fallback].bit:
+    fallback = f"{scheduler}-fallback"
+    if fallback in FALLBACK and not flags & SCHEDULER_FLAGS[fallback].bit:
         return f"is not obeyed: without the flag {fallback}, clients of an ejected endpoint would be refused"
     return None
 
