@@ -11,7 +11,6 @@ from kroute.cli.parameters.arguments import (
     ServicePorts,
     Target,
     complete_service,
-    parse_address,
     parse_target,
 )
 from kroute.cli.parameters.options import Parsed
@@ -30,6 +29,7 @@ from kroute.model.node_facts import node_facts
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.endpoint_reasons import FrontendView
 from kroute.settings import Settings
+from kroute.settings.text import parse_address
 from kroute.watchers.node import read_node_interfaces
 
 _COLOURS = {Fate.SERVED: "green", Fate.REFUSED: "red", Fate.DROPPED: "red"}

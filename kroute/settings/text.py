@@ -114,7 +114,7 @@ def parse_servers(text: str) -> tuple[str, ...]:
 
 def parse_node_ips(text: str) -> tuple[str, ...]:
     """Read at most one address of each family, separated by a comma: `192.168.123.250,fd00:123::250`."""
-    addresses = tuple(dict.fromkeys(map(_parse_address, _elements(text))))
+    addresses = tuple(dict.fromkeys(map(parse_address, _elements(text))))
     if len({":" in address for address in addresses}) != len(addresses):
         raise ValueError(f"{text!r} names two addresses of one family: give at most one IPv4 and one IPv6 address")
     return addresses
@@ -209,7 +209,8 @@ def _parse_server(text: str) -> str:
     return text.rstrip("/")
 
 
-def _parse_address(text: str) -> str:
+def parse_address(text: str) -> str:
+    """Read an address. Returns its canonical text."""
     try:
         return str(ip_address(text))
     except ValueError:

@@ -14,16 +14,9 @@ from kroute.inspect import agent_socket
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.settings import DEFAULTS
+from kroute.settings.text import parse_address
 
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
-
-
-def parse_address(text: str) -> str:
-    """Read an address. Returns its canonical text."""
-    try:
-        return str(ip_address(text))
-    except ValueError:
-        raise ValueError(f"{text!r} is not an address: write 192.168.1.5 or fd00::5") from None
 
 
 _HOW = (

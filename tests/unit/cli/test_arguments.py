@@ -2,9 +2,10 @@
 
 import pytest
 
-from kroute.cli.parameters.arguments import ServicePorts, parse_address, parse_frontend, parse_service, parse_target
+from kroute.cli.parameters.arguments import ServicePorts, parse_frontend, parse_service, parse_target
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.settings.text import parse_address
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ def test_a_frontend(text: str, key: VirtualServerKey) -> None:
     "text", ["10.0.0.1", "10.0.0.1:0", "10.0.0.1:65536", ":80", "[10.0.0.1]:80", "fd00::1:80", "web:80"]
 )
 def test_what_is_no_frontend(text: str) -> None:
-    with pytest.raises(ValueError, match="is not an address"):
+    with pytest.raises(ValueError, match=r"is not an (IP )?address"):
         parse_frontend(text)
 
 
