@@ -30,6 +30,7 @@ from kroute.reconcile.comparison.source_routes import (
     agrees,
     describe_drift,
     desired_by,
+    is_nothing,
     ours_among,
 )
 from kroute.reconcile.controller import Shared
@@ -51,7 +52,7 @@ class RouteFix(StagedController[str, SourceRoute]):
     first_period = 2 / 3
 
     def __init__(self, shared: Shared, interface: DummyInterface, routes: RouteClient, monitor: EventSource) -> None:
-        super().__init__(shared, DesiredState(agrees), monitor)
+        super().__init__(shared, DesiredState(agrees, is_nothing), monitor)
         self._interface = interface
         self._routes = routes
         self._revision = 0
@@ -71,16 +72,6 @@ class RouteFix(StagedController[str, SourceRoute]):
     def wanted_by(self, plan: ServicePlan) -> Mapping[str, SourceRoute]:
         """One route for each VIP, with the node's own address as the source."""
         return {vip.address: desired_by(vip) for vip in plan.vips}
-
-    def accept(self, plans: Sequence[ServicePlan]) -> None:
-        """Take the plans in. For a VIP whose source is unknown nothing is written, so it counts as applied at once."""
-        super().accept(plans)
-        if not self.has_adopted:
-            return
-        for plan in plans:
-            for vip in plan.vips:
-                if vip.source is None and vip.address not in self.desired.applied:
-                    self.desired.note_applied(vip.address, ANY_SOURCE)
 
     def notice(self, events: Sequence[Event]) -> None:
         """Notice a route of ours that was deleted, one that now may win over ours, and a source that came back."""
@@ -150,16 +141,12 @@ class RouteFix(StagedController[str, SourceRoute]):
             await resync.complete()
             return []
         self._last.read(await self._pace.take(self._routes.digest(self._interface.name)))
-        unwritten = {address for address in self.desired.desired_keys() if self.desired.desired(address) == ANY_SOURCE}
         async for batch in sliced((await self._routes.read(self._interface.name)).items()):
             for address, routes in batch:
                 ours = ours_among(address, routes)
                 if ours is not None and self._is_ours(address):
                     resync.found(address, ours)
-                    unwritten.discard(address)
             await self.write_new_changes()
-        for address in unwritten:
-            resync.found(address, ANY_SOURCE)
         return [describe_drift(drift.key, drift.applied) for drift in await resync.complete()]
 
     async def write(self) -> None:

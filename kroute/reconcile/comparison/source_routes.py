@@ -19,7 +19,12 @@ class SourceRoute(NamedTuple):
 
 
 ANY_SOURCE = SourceRoute(())
-"""What is desired while the node's own address is not known: any route agrees with it, and stays."""
+"""What is desired while the node's own address is not known: no route is written, and any that is there stays."""
+
+
+def is_nothing(desired: SourceRoute) -> bool:
+    """Whether no route needs to be in the kernel though a plan has the VIP."""
+    return desired == ANY_SOURCE
 
 
 def desired_by(vip: Vip) -> SourceRoute:
