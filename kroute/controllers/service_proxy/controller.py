@@ -18,7 +18,7 @@ from kroute.controllers.ipvs.virtual_servers import VirtualServers
 from kroute.controllers.prepared_pods import PreparedPods
 from kroute.controllers.service_proxy.readiness import Readiness
 from kroute.controllers.service_proxy.surroundings import Surroundings
-from kroute.controllers.service_proxy.udp_flows import UdpFlows, behind
+from kroute.controllers.service_proxy.udp_flows import UdpFlows
 from kroute.controllers.service_proxy.vip_addresses import VipAddresses
 from kroute.kernel.clients import EventSource
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
@@ -220,8 +220,10 @@ class ServiceProxy(Controller):
 
     async def _bind(self) -> None:
         bound = await self._vips.bind(self._readiness.may_bind, self._has_route)
-        if bound:
-            self._flows.suspect(behind(bound, self._vips.desired.owners, self._plans, self._servers.desired.applied))
+        for address in bound:
+            for owner in self._vips.desired.owners(address):
+                behind = {it.key for it in self._plans[owner].virtual_servers if it.key.address == address}
+                self._flows.suspect(behind & self._servers.desired.applied.keys())
         if not self.live.is_set() and self._readiness.nobody_waits:
             self.live.set()
 

@@ -13,7 +13,7 @@ set, all entries are left.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 
 import structlog
 
@@ -22,8 +22,7 @@ from kroute.kernel.clients import ConntrackClient
 from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.netlink.message import address_family
-from kroute.model.objects import ObjectKey
-from kroute.model.plan import Protocol, ServicePlan, VirtualServerKey
+from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile.batch_writer import log_changes
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -147,20 +146,6 @@ class UdpFlows:
                 virtual_servers=len(self._suspects),
                 next_step="trying again, later and later",
             )
-
-
-def behind(
-    addresses: Iterable[str],
-    owners: Callable[[str], Iterable[ObjectKey]],
-    plans: Mapping[ObjectKey, ServicePlan],
-    ours: Container[VirtualServerKey],
-) -> Iterator[VirtualServerKey]:
-    """The virtual servers of `ours` that the plans of their owners have on these addresses."""
-    for address in addresses:
-        for owner in owners(address):
-            for server in plans[owner].virtual_servers:
-                if server.key.address == address and server.key in ours:
-                    yield server.key
 
 
 def _by_family(keys: Iterable[VirtualServerKey]) -> dict[int, set[VirtualServerKey]]:
