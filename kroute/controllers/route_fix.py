@@ -56,7 +56,6 @@ class RouteFix(StagedController[str, SourceRoute]):
         self._interface = interface
         self._routes = routes
         self._revision = 0
-        self._is_reading = False
         self._absent_sources: set[str] = set()
         self._last = LastLook()
         self._pace = DigestPace(shared.settings, self.status.counters)
@@ -128,13 +127,6 @@ class RouteFix(StagedController[str, SourceRoute]):
 
     async def read(self) -> Iterable[str]:
         """Scan the routes on the dummy interface. Without the interface there are none."""
-        self._is_reading = True
-        try:
-            return await self._read()
-        finally:
-            self._is_reading = False
-
-    async def _read(self) -> list[str]:
         self._revision = self._interface.revision
         resync = self.desired.resync()
         if self._interface.index is None:
@@ -146,7 +138,8 @@ class RouteFix(StagedController[str, SourceRoute]):
                 ours = ours_among(address, routes)
                 if ours is not None and self._is_ours(address):
                     resync.found(address, ours)
-            await self.write_new_changes()
+            if self._interface.revision == self._revision:  # else the pass after this scan begins with another one
+                await self.write_new_changes()
         return [describe_drift(drift.key, drift.applied) for drift in await resync.complete()]
 
     async def write(self) -> None:
@@ -154,8 +147,6 @@ class RouteFix(StagedController[str, SourceRoute]):
         if self._interface.index is None:
             return
         if self._interface.revision != self._revision:
-            if self._is_reading:
-                return  # the scan in progress began on the interface as it was: a pass after it scans again
             await self.read()
             self.status.retries.clear()
         await super().write()
@@ -197,7 +188,7 @@ class RouteFix(StagedController[str, SourceRoute]):
     def revoked(self, plan: ServicePlan) -> None:
         """Assume that the plan's routes are lost: the kernel may delete routes with an address and send no event."""
         for vip in plan.vips:
-            if vip.source is not None and (self._is_reading or vip.address in self.desired.applied):
+            if vip.source is not None:
                 self.desired.note_applied(vip.address, None)
         super().revoked(plan)
 
