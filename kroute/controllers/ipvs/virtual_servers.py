@@ -102,13 +102,6 @@ class VirtualServers:
         self._edits: BatchWriter[IpvsChange, KernelKey] = BatchWriter(
             status, key_of=lambda change: change.key, tell=self._tell, note=None, owners_of=self._owners
         )
-        self._drained: BatchWriter[IpvsChange, IpvsChange] = BatchWriter(
-            status,
-            key_of=lambda change: change,
-            tell=self._tell,
-            note=self._note_drained,
-            owners_of=lambda change: self._owners(change.key),
-        )
 
     async def look(self) -> bool:
         """Whether others may have changed our part since the last scan or look. Have missing schedulers asked for."""
@@ -309,12 +302,12 @@ class VirtualServers:
             return
         drained = self._drains.drained(await self._drains.read(self._look.table, keys), now)
         self._suspect(key for key, _ in drained)
-        await self._drained.write([DeleteRealServer(*each) for each in drained], self._order.write, harmless=ABSENT)
-
-    def _note_drained(self, change: IpvsChange) -> None:
-        if isinstance(change, DeleteRealServer):
-            self._drains.stop(planned_key(change.key), [change.real_server])
-            self.desired.recheck(planned_key(change.key))
+        gone = await self._edits.write(
+            [DeleteRealServer(*each) for each in drained], self._order.write, harmless=ABSENT
+        )
+        for key in {planned_key(change.key) for change in gone}:
+            self._drains.stop(key, [real_server for of, real_server in drained if of == key])
+            self.desired.recheck(key)
 
     def _is_as_desired(self, applied: VirtualServer, desired: VirtualServer) -> bool:
         return agrees(applied, self._effective(desired), self._drains.of(applied.key))
