@@ -151,14 +151,10 @@ class IptablesFirewall(IptablesTables):
         if found is not None and found._replace(maxelem=definition.maxelem).fits(definition):
             await self._growth.enlarge(found, definition.maxelem)
             return f"set {definition.name} had room for {found.maxelem} elements only"
-        await self._remake(definition)
-        return f"set {definition.name} was of another kind"
-
-    async def _remake(self, definition: SetDefinition) -> None:
-        """Replace a set of another type or size. All rules of its family are deleted first, as some look it up."""
-        await self.withdraw(definition.family)
+        await self.withdraw(definition.family)  # some of its rules look the set up
         await self._ipset.destroy(definition.name)
         await self._ipset.create(definition)
+        return f"set {definition.name} was of another kind"
 
     async def _destroy_leftover_sets(self) -> None:
         """Destroy sets with our prefix that only an earlier version had. One that a foreign rule uses is kept."""
