@@ -5,7 +5,6 @@ holds it, `renewTime` and `acquireTime` are RFC 3339 with microseconds. All othe
 Writes carry the resourceVersion that was read, so of two concurrent writes the second is refused.
 """
 
-import re
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -25,7 +24,6 @@ log = structlog.get_logger(__name__)
 
 _API = "/apis/coordination.k8s.io/v1/namespaces"
 _decode_document = msgspec.json.Decoder(dict[str, Any]).decode
-_UUID = re.compile(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\n")
 _LENGTH = 37
 """The size of the file with the uuid, in bytes."""
 
@@ -74,6 +72,7 @@ class LeaseLock:
         self._requests = requests
         self._namespace = namespace
         self._name = name
+        self._collection = f"{_API}/{namespace}/leases"
 
     async def read(self) -> Lease:
         return _decode(await self._requests.get(f"{self._collection}/{self._name}"))
@@ -92,10 +91,6 @@ class LeaseLock:
         """Replace the spec of the Lease. Raises ApiError 409 if it has changed since it was read."""
         body = {**lease.document, "spec": {**(lease.document.get("spec") or {}), **msgspec.to_builtins(spec)}}
         return _decode(await self._requests.replace(f"{self._collection}/{self._name}", body))
-
-    @property
-    def _collection(self) -> str:
-        return f"{_API}/{self._namespace}/leases"
 
 
 def timestamp(now: datetime) -> str:
@@ -169,10 +164,9 @@ def _kept(path: Path) -> str | None:
     Raises OSError when the system lacks a resource: the identity may be there all the same.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(_LENGTH + 1)
-    except OSError as error:
+        with path.open() as file:
+            return str(uuid.UUID(file.read(_LENGTH + 1).strip()))
+    except (OSError, ValueError) as error:
         if exhaustion(error) is not None:
             raise
         return None
-    return text.decode().strip() if _UUID.fullmatch(text) else None
