@@ -55,11 +55,6 @@ class DirectorCatalog(ServiceCatalog):
         changed, self._changed_probes = self._changed_probes, {}
         return {probe: frozenset([service.namespace for service in self._asking.get(probe, ())]) for probe in changed}
 
-    @property
-    def current(self) -> list[ServicePlan]:
-        """The newest plans that are not empty."""
-        return list(self.plans.values())
-
     def frontends_of(self, service: Service) -> Frontends:
         return external_frontends(service, self.settings, self._machine, self.owners)
 

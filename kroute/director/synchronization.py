@@ -53,14 +53,10 @@ class Synchronization:
             self._ledger.record([SyncDaemonStopped(desired.role)])
             if error.errno != EEXIST:
                 raise
-            self._complain(
-                f"an {desired} is not started: one that kroute did not start has its place (ipvsadm -L --daemon)"
-            )
+            said = f"an {desired} is not started: one that kroute did not start has its place (ipvsadm -L --daemon)"
+            if said != self._complaint:
+                log.warning("sync_daemon.foreign", problem=said)
+            self._complaint = said
         else:
             self._complaint = ""
             log.info("sync_daemon.started", role=desired.role.name.lower(), interface=desired.interface)
-
-    def _complain(self, sentence: str) -> None:
-        if sentence != self._complaint:
-            log.warning("sync_daemon.foreign", problem=sentence)
-        self._complaint = sentence

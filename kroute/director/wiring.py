@@ -45,7 +45,6 @@ from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
 from kroute.settings.text import without_user
 from kroute.telemetry.events import EventRecorder
-from kroute.watchers import Sink
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher
 from kroute.watchers.kubernetes.watcher import KubernetesWatcher
@@ -83,7 +82,9 @@ class Director:
         self._settings = settings
         self._api = api
         self._source = ObjectSource(
-            partial(follow, api, settings.selector), api, follow_api=lambda notify: ApiFactsWatcher(api, notify).run()
+            lambda sink: KubernetesWatcher(api, sink, kinds=watched(settings.selector)).run(),
+            api,
+            follow_api=lambda notify: ApiFactsWatcher(api, notify).run(),
         )
         self._started = time.time()
         self._own_addresses = OwnAddresses(ledger)
@@ -204,7 +205,7 @@ class Director:
             if not published:
                 if not (self._catalog.ready and are_all_checked and self._probes.settled):
                     continue
-                plans = self._catalog.current
+                plans = list(self._catalog.plans.values())
                 log.info("plans.first_published", services=len(plans))
                 published = True
             for plan in plans:
@@ -276,11 +277,6 @@ def watched(selector: str) -> tuple[WatchedKind, ...]:
     """
     labels = ",".join(filter(None, (SERVICES.label_selector, selector)))
     return tuple(replace(kind, label_selector=labels) if kind is SERVICES else kind for kind in KINDS)
-
-
-async def follow(api: Api, selector: str, sink: Sink) -> None:
-    """Pass every change on to the sink until cancelled."""
-    await KubernetesWatcher(api, sink, kinds=watched(selector)).run()
 
 
 def machine_facts(settings: Settings, interfaces: NodeInterfaces, api: ApiFacts = NO_API) -> NodeFacts:

@@ -233,7 +233,7 @@ class TestChecks:
         assert len(of_first) == 500
 
         def drained() -> set[int]:
-            [plan] = [it for it in made.current if it.key.name == "web"]
+            [plan] = [it for it in made.plans.values() if it.key.name == "web"]
             return {each.key.port for each in plan.virtual_servers if not each.real_servers[0].weight}
 
         made.set_failing(of_first - {Probe(ProbeKind.CONNECT, "192.168.0.1", 30007)})
@@ -399,5 +399,5 @@ async def test_verdicts_that_change_all_the_time_are_planned_in_a_fifth_of_the_t
                 await asyncio.sleep(0.05)
             assert len(planned) <= 10 / 0.5 + 1
             await asyncio.sleep(1)
-            [plan] = director._catalog.current
+            [plan] = director._catalog.plans.values()
             assert [it.weight for it in plan.virtual_servers[0].real_servers] == [1, 1], "and the last one is planned"
