@@ -1,11 +1,12 @@
 """Undo everything that kroute did on this node, as an agent or as a director."""
 
+from contextlib import closing
+
 import structlog
 
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.director.direct_routing import undo
 from kroute.firewall.backend import open_what_stands
-from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem
 from kroute.reconcile.broadcaster import Broadcaster
@@ -25,7 +26,9 @@ async def undo_all(settings: Settings, state_dir: StateDirectory) -> CleanupRepo
     Raises LedgerError and KernelError when it cannot begin.
     """
     async with open_what_stands(settings) as (settled, kernel, firewalls):
-        report = await _undo_director(settings, kernel)
+        report = CleanupReport()
+        with closing(Ledger.open(settings.state_dir)) as ledger:  # it stays: the agent's cleanup needs it, too
+            await undo(ledger, kernel.ipvs, kernel.addresses, report)
         if not report.failed:
             async with NodeControllers(settled, Broadcaster(), no_plans, kernel) as controllers:
                 rest = await controllers.cleanup(firewalls)
@@ -42,15 +45,6 @@ async def undo_and_log(settings: Settings, state_dir: StateDirectory) -> bool:
         log.error("cleanup.failed", what=what)
     log.info("cleanup.done", undone=len(report.undone), failed=len(report.failed))
     return not report.failed
-
-
-async def _undo_director(settings: Settings, kernel: NodeKernel) -> CleanupReport:
-    """Undo what only a director makes. The ledger is not removed yet: the agent's cleanup needs it too."""
-    report = CleanupReport()
-    ledger = Ledger.open(settings.state_dir)
-    await undo(ledger, kernel.ipvs, kernel.addresses, report)
-    ledger.close()
-    return report
 
 
 def no_plans(key: ObjectKey, problem: Problem) -> None:
