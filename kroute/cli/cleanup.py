@@ -32,30 +32,26 @@ def cleanup(*, wait: bool, log_level: str, **values: Any) -> int:
     # With --wait a DaemonSet does not start this again, unless it fails. A signal takes effect after the undoing.
     logs.configure("console", log_level)
     settings = Settings(**values)
-    if not wait:
-        return _undo(settings)
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    if code := _undo(settings):
+    if wait:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        code = asyncio.run(_cleanup(settings))
+    except (KernelError, LedgerError, StateDirectoryError) as error:
+        complain(error)
+        code = FAILURE
+    if wait and code == DONE:
+        click.echo(f"{settings.node_name} is clean")
+        signal.sigwait(ENDING)
+    elif wait:
         complain(f"{settings.node_name} is not clean: the reasons are named above")
-        return code
-    click.echo(f"{settings.node_name} is clean")
-    signal.sigwait(ENDING)
-    return DONE
+    return code
 
 
-def _undo(settings: Settings) -> int:
+async def _cleanup(settings: Settings) -> int:
     """Undo, and print what was undone.
 
     Returns DONE, also if there was nothing to undo, or FAILURE if something is left.
     """
-    try:
-        return asyncio.run(_cleanup(settings))
-    except (KernelError, LedgerError, StateDirectoryError) as error:
-        complain(error)
-        return FAILURE
-
-
-async def _cleanup(settings: Settings) -> int:
     if missing := await preflight.missing_for_undoing(settings):
         for prerequisite in missing:
             complain(prerequisite)
