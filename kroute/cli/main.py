@@ -100,15 +100,11 @@ class LazyGroup(SectionGroup):
 @click.group(
     cls=LazyGroup,
     commands=[click.Command(name, short_help=entry.summary) for name, entry in COMMANDS.items()],
-    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 @click.version_option(__version__, prog_name=PROGRAM)
-@click.pass_context
-def cli(context: click.Context) -> None:
+def cli() -> None:
     """A Kubernetes service proxy for Linux nodes that programs IPVS."""
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -130,20 +130,16 @@ class PluginGroup(SectionGroup):
 
 @click.group(
     cls=PluginGroup,
-    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 @click.version_option(__version__, prog_name=PROGRAM)
-@click.pass_context
-def plugin(context: click.Context) -> None:
+def plugin() -> None:
     """Ask the kroute agents of a cluster, and mark the nodes that differ from the others.
 
     Agents are asked through the API server: by its pod proxy where the metrics port is bound to the node's address,
     else by running `kroute` in the agent's pod. Exit codes: 0 all right, 1 problems, differences or a node that does
     not answer, 2 a wrong command line, 6 no agent found; else that of the command on the nodes.
     """
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
 
 
 @plugin.command()

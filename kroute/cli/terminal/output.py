@@ -93,6 +93,11 @@ class SectionGroup(click.Group):
         cmd.short_help = cmd.short_help or " ".join((cmd.help or "").partition("\n\n")[0].split())
         super().add_command(cmd, name)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as usual; without any argument show the help."""
+        is_bare = not (args or ctx.resilient_parsing)
+        return super().parse_args(ctx, ["--help"] if is_bare else args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the sections."""
         width = max(map(len, self.commands))

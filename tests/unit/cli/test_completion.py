@@ -43,6 +43,7 @@ def test_commands_flags_and_choices() -> None:
     assert completions("sh") == ["show"]
     assert completions("help", "ver") == ["version"]
     assert completions("show", "--st") == ["--state-dir"]
+    assert completions("--") == ["--version", "--help"]
     assert completions("show", "-o", "") == ["table", "wide", "json", "yaml", "name"]
     assert completions("migrate", "--from", "kube-r") == ["kube-router"]
     assert completions("completion", "") == ["bash", "zsh", "fish"]
