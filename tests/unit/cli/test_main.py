@@ -118,7 +118,7 @@ def test_lists_in_the_file_are_several_values(started: list[Settings], tmp_path:
         (["explain", "10.0.0"], "write ADDRESS:PORT"),
         (["explain", "fd00::1::80"], "write ADDRESS:PORT, [IPV6]:PORT"),
         (["explain", "10.0.0.1:80/icmp"], "write TCP, UDP, SCTP"),
-        (["explain", "10.0.0.1:80", "--from", "here"], "'here' is not an address"),
+        (["explain", "10.0.0.1:80", "--from", "here"], "'here' is not an IP address"),
         (["plan", "--detect-local-mode", "BridgeInterface"], "need each other"),
         (["check", "--resync-period", "0s"], "--resync-period must be at least 1s"),
         (["plan", "--direct-return", "--masquerade-mark", "0x4"], "must be different bits"),
