@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kroute.model.kinds import PODS, WATCHED
-from kroute.model.node_facts import NodeFacts
+from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import (
     SERVICE_NAME_LABEL,
     WEIGHT,
@@ -74,7 +74,8 @@ def facts(
     own: Iterable[str] = (),
 ) -> NodeFacts:
     """Facts of a node, with node ports served on all of its `own` addresses."""
-    return NodeFacts(name, ipv4, ipv6, zone, pod_cidrs, frozenset(own), tuple(sorted(own)))
+    interfaces = NodeInterfaces(frozenset(own), tuple(filter(None, (ipv4, ipv6))))
+    return NodeFacts(name, ipv4, ipv6, zone, pod_cidrs, tuple(sorted(own)), interfaces)
 
 
 def node(

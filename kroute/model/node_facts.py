@@ -38,12 +38,15 @@ class ApiFacts(msgspec.Struct, frozen=True):
     service_ranges: tuple[str, ...] = ()
 
 
+NO_INTERFACES = NodeInterfaces()
+NO_API = ApiFacts()
+
+
 class NodeFacts(msgspec.Struct, frozen=True):
     """This node's name, its own addresses (at most one per family, canonical text), its zone and its pod networks.
 
-    `own` has the addresses of all interfaces but the dummy interface. `node_port_addresses` has those of them that
-    serve node ports, sorted. What follows is explained at `NodeInterfaces` and `ApiFacts`. When `ipv4` and `ipv6` are
-    both None, no address is known yet: Services are served, and the kernel chooses source addresses.
+    `node_port_addresses` has those of its own addresses that serve node ports, sorted. When `ipv4` and `ipv6` are both
+    None, no address is known yet: Services are served, and the kernel chooses source addresses.
     """
 
     name: str
@@ -51,37 +54,29 @@ class NodeFacts(msgspec.Struct, frozen=True):
     ipv6: str | None = None
     zone: str | None = None
     pod_cidrs: tuple[str, ...] = ()
-    own: frozenset[str] = frozenset()
     node_port_addresses: tuple[str, ...] = ()
-    gateways: frozenset[str] = frozenset()
-    subnet_edges: frozenset[str] = frozenset()
-    dns_servers: frozenset[str] = frozenset()
-    api_servers: frozenset[str] = frozenset()
-    service_ranges: tuple[str, ...] = ()
+    interfaces: NodeInterfaces = NO_INTERFACES
+    api: ApiFacts = NO_API
 
     @property
-    def interfaces(self) -> NodeInterfaces:
-        """What of this the interfaces say."""
-        default = tuple(filter(None, (self.ipv4, self.ipv6)))
-        return NodeInterfaces(self.own, default, self.gateways, self.subnet_edges, self.dns_servers)
+    def own(self) -> frozenset[str]:
+        """The addresses of all interfaces but the dummy interface."""
+        return self.interfaces.own
 
     @property
     def without_needs(self) -> Self:
         """The same without what only the admission of addresses reads, so that the rules do not depend on that."""
-        none: frozenset[str] = frozenset()
-        return msgspec.structs.replace(
-            self, gateways=none, subnet_edges=none, dns_servers=none, api_servers=none, service_ranges=()
-        )
+        return msgspec.structs.replace(self, interfaces=NodeInterfaces(self.own), api=NO_API)
 
     @property
     def needed(self) -> frozenset[str]:
         """The addresses beside its own that this node cannot do without."""
-        return self.of_kernel | self.dns_servers | self.api_servers
+        return self.of_kernel | self.interfaces.dns_servers | self.api.servers
 
     @property
     def of_kernel(self) -> frozenset[str]:
         """Those of them that its kernel has routes to, or by."""
-        return self.gateways | self.subnet_edges
+        return self.interfaces.gateways | self.interfaces.subnet_edges
 
     def address_for(self, address: str) -> str | None:
         """This node's own address of the same family as `address`, or None."""
@@ -90,10 +85,6 @@ class NodeFacts(msgspec.Struct, frozen=True):
     def serves(self, address: str) -> bool:
         """Whether this node has the family of `address`, or may have it because no address is known yet."""
         return self.address_for(address) is not None or (self.ipv4 is None and self.ipv6 is None)
-
-
-NO_INTERFACES = NodeInterfaces()
-NO_API = ApiFacts()
 
 
 def node_facts(
@@ -122,12 +113,8 @@ def node_facts(
         ipv6=first.get(Family.IPV6),
         zone=labels.get(ZONE_LABEL) or None,
         pod_cidrs=(node.spec.pod_cidrs if node else None) or (),
-        own=interfaces.own,
-        gateways=interfaces.gateways,
-        subnet_edges=interfaces.subnet_edges,
-        dns_servers=interfaces.dns_servers,
-        api_servers=api.servers,
-        service_ranges=api.service_ranges,
+        interfaces=interfaces,
+        api=api,
     )
     return msgspec.structs.replace(facts, node_port_addresses=_node_port_addresses(settings, facts))
 

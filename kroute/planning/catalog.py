@@ -88,14 +88,13 @@ class Catalog(ServiceCatalog):
         A family that has lost its last address keeps the address that it had: the family is served also between the end
         of one DHCP lease and the beginning of the next.
         """
-        default = {family_of(address): address for address in (*self._own.interfaces.default, *interfaces.default)}
-        self._own.interfaces = interfaces._replace(default=tuple(default.values()))
-        self.set_node(self._own.renewed())
+        default = {family_of(address): address for address in (*self.node.interfaces.default, *interfaces.default)}
+        interfaces = interfaces._replace(default=tuple(default.values()))
+        self.set_node(node_facts(self.settings, self._own.item, interfaces, self.node.api))
 
     def set_api(self, api: ApiFacts) -> None:
         """Store the facts that are known from the way to the API."""
-        self._own.api = api
-        self.set_node(self._own.renewed())
+        self.set_node(node_facts(self.settings, self._own.item, self.node.interfaces, api))
 
     def set_node(self, node: NodeFacts) -> None:
         """Plan for these facts from now on. Marks the Services that the change affects."""
@@ -108,7 +107,7 @@ class Catalog(ServiceCatalog):
             self.mark_renewing_claims(key for key, known in self.services.items() if has_node_ports(known.service))
         for family in families:
             self.mark_renewing_claims(key for key, known in self.services.items() if has_family(known.service, family))
-        if families or (before.pod_cidrs, before.service_ranges) != (node.pod_cidrs, node.service_ranges):
+        if families or (before.pod_cidrs, before.api.service_ranges) != (node.pod_cidrs, node.api.service_ranges):
             self.mark_renewing_claims(self.owners.with_external_ips())  # their family may differ from the ClusterIPs'
         self.mark_renewing_claims(self.owners.naming((before.own ^ node.own) | (before.needed ^ node.needed)))
         self.mark_renewing_claims(self.owners.having((before.own ^ node.own) | (before.of_kernel ^ node.of_kernel)))
@@ -163,7 +162,7 @@ class Catalog(ServiceCatalog):
         self._weights.place_node(key.name, node)
         if node is not None and key.name == self.settings.node_name:
             self._own.item, self._own.is_marked = node, True  # a problem of its annotations may be gone
-            self.set_node(self._own.renewed())
+            self.set_node(node_facts(self.settings, node, self.node.interfaces, self.node.api))
 
     def place_pod(self, key: ObjectKey, pod: Pod | None) -> None:
         self._weights.place_pod(key, pod)
@@ -220,16 +219,10 @@ class _OwnNode:
 
     def __init__(self, settings: Settings, facts: NodeFacts) -> None:
         self.facts = facts
-        self.interfaces = facts.interfaces
-        self.api = ApiFacts(facts.api_servers, facts.service_ranges)
         self.item: Node | None = None
         self.is_marked = True
         self._settings = settings
         self._plan: NodePlan | None = None
-
-    def renewed(self) -> NodeFacts:
-        """The node's facts, from all that is known now."""
-        return node_facts(self._settings, self.item, self.interfaces, self.api)
 
     def newest_plan(self, generation: int) -> NodePlan | None:
         """Plan the node; returns its plan if that differs from the previous one."""

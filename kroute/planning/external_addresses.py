@@ -72,7 +72,7 @@ def _refusal(address: str, allowed: Allowed, node: NodeFacts, settings: Settings
         return f"is not in what {allowed.flag} allows ({names})"
     if services := owners.services_with(address):
         return f"is the ClusterIP of Service {min(services)}"
-    if _is_in(address, ranges := (*settings.service_cidrs, *node.service_ranges)):
+    if _is_in(address, ranges := (*settings.service_cidrs, *node.api.service_ranges)):
         return f"is in the Service range ({', '.join(ranges)})"
     if _is_in(address, (*settings.cluster_cidrs, *node.pod_cidrs)):
         return "is in the pods' networks"
@@ -107,9 +107,9 @@ def _of_a_node(address: str, node: NodeFacts, settings: Settings, owners: Addres
 
 def _use(address: str, node: NodeFacts, owners: AddressOwners) -> str | None:
     """What this node needs an address for that is not its own."""
-    if address in node.api_servers or owners.is_api_server(address):
+    if address in node.api.servers or owners.is_api_server(address):
         return "an address of the API server"
-    if address in node.dns_servers:
+    if address in node.interfaces.dns_servers:
         return "a DNS server of this node"
     return kernels_use(address, node)
 
@@ -120,9 +120,11 @@ def kernels_use(address: str, node: NodeFacts) -> str | None:
     Of what a node needs, only this counts against a ClusterIP. Anybody who may write a Node could end ClusterIPs by its
     addresses; and the API server and the DNS servers of a node may well be ClusterIPs.
     """
-    if address in node.gateways:
+    if address in node.interfaces.gateways:
         return "the gateway of a route of this node"
-    return "the network or broadcast address of a subnet of this node" if address in node.subnet_edges else None
+    return (
+        "the network or broadcast address of a subnet of this node" if address in node.interfaces.subnet_edges else None
+    )
 
 
 def _is_in(address: str, networks: tuple[str, ...]) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kroute.firewall.nftables.firewall import NftablesFirewall
 from kroute.kernel.nftables.client import Nftables
-from kroute.model.node_facts import NodeFacts
+from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Applied, EndpointPort
 from kroute.planning.catalog import Catalog
 from kroute.settings import Settings
@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "firewall-rules.md"
 BEGIN, END = "<!-- written by tests/kernel/documented_ruleset.py -->\n\n```\n", "```\n\n<!-- its end -->\n"
 
 ADDRESS = "192.0.2.11"
-NODE = NodeFacts("node1", ADDRESS, None, None, (), frozenset({ADDRESS}), (ADDRESS,))
+NODE = NodeFacts("node1", ADDRESS, node_port_addresses=(ADDRESS,), interfaces=NodeInterfaces(frozenset({ADDRESS})))
 SETTINGS = Settings("node1", cluster_cidrs=("10.244.0.0/16",))
 OBJECTS = [
     service("dns", "10.96.0.10", ports=[port(53, "udp", "UDP"), port(53, "tcp")]),

@@ -9,7 +9,7 @@ from kroute.base.forwarding import DIRECT_ROUTING
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.plan import director_node
 from kroute.director.wiring import machine_facts
-from kroute.model.node_facts import NodeFacts, NodeInterfaces
+from kroute.model.node_facts import ApiFacts, NodeFacts, NodeInterfaces
 from kroute.model.objects import (
     Applied,
     Deleted,
@@ -36,7 +36,7 @@ from kroute.settings import Settings
 
 VIP, VIP6 = "203.0.113.1", "2001:db8::1"
 SETTINGS = Settings(node_name="director-1", scheduler="wrr")
-MACHINE = NodeFacts("", own=frozenset({"192.0.2.5"}))
+MACHINE = NodeFacts("", interfaces=NodeInterfaces(frozenset({"192.0.2.5"})))
 WEB = ObjectKey("default", "web")
 
 
@@ -262,7 +262,7 @@ def test_what_is_refused_takes_nothing_from_the_rest() -> None:
 
 @pytest.mark.parametrize("own", ["192.0.2.5", "2001:db8::5"])
 def test_no_service_has_the_machines_own_address(own: str) -> None:
-    machine = NodeFacts("", own=frozenset({own}))
+    machine = NodeFacts("", interfaces=NodeInterfaces(frozenset({own})))
     plan = only(catalog(service(external_ips=(own, VIP), port=22), *NODES, machine=machine).plan_marked())
     assert [vip.address for vip in plan.vips] == [VIP]
     assert [it.key.address for it in plan.virtual_servers] == [VIP]
@@ -282,13 +282,13 @@ def test_where_it_is_allowed_a_service_has_the_machines_own_address_but_no_prote
 @pytest.mark.parametrize(
     ("facts", "says"),
     [
-        ({"gateways": frozenset({VIP})}, "the gateway of a route"),
-        ({"subnet_edges": frozenset({VIP})}, "the network or broadcast address"),
-        ({"dns_servers": frozenset({VIP})}, "a DNS server"),
-        ({"api_servers": frozenset({VIP})}, "an address of the API server"),
-        ({"service_ranges": ("203.0.113.0/24",)}, "is in the Service range"),
+        ({"interfaces": NodeInterfaces(gateways=frozenset({VIP}))}, "the gateway of a route"),
+        ({"interfaces": NodeInterfaces(subnet_edges=frozenset({VIP}))}, "the network or broadcast address"),
+        ({"interfaces": NodeInterfaces(dns_servers=frozenset({VIP}))}, "a DNS server"),
+        ({"api": ApiFacts(servers=frozenset({VIP}))}, "an address of the API server"),
+        ({"api": ApiFacts(service_ranges=("203.0.113.0/24",))}, "is in the Service range"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    ids=["gateway", "subnet edge", "DNS server", "API server", "Service range"],
 )
 def test_no_service_has_what_the_machine_needs(facts: dict[str, object], says: str) -> None:
     machine = msgspec.structs.replace(MACHINE, **facts)
@@ -326,7 +326,7 @@ def test_what_a_kubelet_says_outside_the_nodes_range_takes_no_address_away() -> 
 def test_an_address_that_the_machine_comes_to_have_is_given_up() -> None:
     made = catalog(service(external_ips=(VIP,)), *NODES)
     assert only(made.plan_marked()).vips
-    made.set_machine(NodeFacts("", own=frozenset({VIP})))
+    made.set_machine(NodeFacts("", interfaces=NodeInterfaces(frozenset({VIP}))))
     assert not only(made.plan_marked()).vips
     made.set_machine(MACHINE)
     assert only(made.plan_marked()).vips

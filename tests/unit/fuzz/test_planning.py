@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kroute.director.catalog import DirectorCatalog
-from kroute.model.node_facts import NodeFacts
+from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Applied, Deleted, KubernetesObject, ObjectKey, Pod
 from kroute.model.plan import MOST_PROBLEMS, ServicePlan
 from kroute.model.steps import Meter, finish
@@ -134,7 +134,7 @@ def director_with_victim() -> DirectorCatalog:
         max_virtual_servers=MOST_SERVERS,
         max_backends=MOST_BACKENDS,
     )
-    catalog = DirectorCatalog(chosen, NodeFacts("", own=frozenset({"192.0.2.5"})))
+    catalog = DirectorCatalog(chosen, NodeFacts("", interfaces=NodeInterfaces(frozenset({"192.0.2.5"}))))
     victim = service("victim", "10.96.0.20", created=OLD, external_ips=["198.51.100.20"], ports=[port(80)])
     near = node(("InternalIP", "192.168.123.251"), name="node1", ready=True)
     catalog.take([*map(Applied, (victim, VICTIMS[2], near)), *LISTED])

@@ -18,7 +18,7 @@ from kroute.inspect.planned_state import PlannedState
 from kroute.kernel.ipvs.objects import DeleteRealServer, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.routes import Way
 from kroute.model.addresses import Family
-from kroute.model.node_facts import NodeFacts
+from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Applied, ObjectKey, Service
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.catalog import Catalog
@@ -37,7 +37,9 @@ from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode
 
 KEY = VirtualServerKey(Protocol.TCP, "10.96.0.10", 80)
 SETTINGS = Settings(node_name=NODE, firewall="iptables", cluster_cidrs=("10.244.0.0/16",))
-FACTS = NodeFacts(NODE, ipv4=NODE_IPV4, own=frozenset({NODE_IPV4}), node_port_addresses=(NODE_IPV4,))
+FACTS = NodeFacts(
+    NODE, ipv4=NODE_IPV4, interfaces=NodeInterfaces(frozenset({NODE_IPV4})), node_port_addresses=(NODE_IPV4,)
+)
 POD, ELSEWHERE = "10.244.1.9", "192.0.2.1"
 
 

@@ -13,7 +13,7 @@ from kroute.inspect.explain import AppliedState, Client, Explanation, Explanatio
 from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.routes import Way
 from kroute.model.addresses import Family
-from kroute.model.node_facts import NodeFacts
+from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.features.direct_return import forwarding_of
 from kroute.planning.frontends import frontends_of
@@ -24,7 +24,7 @@ from tests.builders import NODE, endpoint, endpoint_slice, facts, plan_service, 
 VIP = "198.51.100.7"
 KEY = VirtualServerKey(Protocol.TCP, VIP, 80)
 SETTINGS = Settings(node_name=NODE, firewall="iptables", direct_return=True)
-FACTS = NodeFacts(NODE, ipv4="192.168.1.5", own=frozenset({"192.168.1.5"}))
+FACTS = NodeFacts(NODE, ipv4="192.168.1.5", interfaces=NodeInterfaces(frozenset({"192.168.1.5"})))
 AWAY = Way(False, "eth0", "192.168.1.5")
 SERVER = VirtualServerState(VirtualServerOptions(), {("10.244.1.1", 80): RealServerState(1, method=TUNNEL)})
 OUTSIDE, ITSELF = Client("elsewhere", "192.0.2.1", "eth0"), Client("this node", "192.168.1.5", "")
