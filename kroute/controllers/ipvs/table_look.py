@@ -82,20 +82,18 @@ class TableLook:
     async def finds_change(self, applied: Applied, draining: Draining, ours: Ours) -> bool:
         """Whether others may have changed a virtual server of `ours`, or one of its real servers.
 
-        `applied` is what kroute knows to be in the kernel, without real servers that are `draining`.
+        `applied` is what kroute knows to be in the kernel, without real servers that are `draining`. Raises
+        KernelError, which says as little as a change.
         """
         before, written = self._outlines, set(self._written)
         if before is None:
             return True
-        try:
-            now = await self.table.outlines()
-            if now != before and not (_differing(before, now) - written).isdisjoint(ours()):
-                return True
-            if written and not await self._are_as_written(now, written & ours(), applied, draining):
-                return True
-            if not await self._are_some_as_applied(applied, draining):
-                return True
-        except KernelError:
+        now = await self.table.outlines()
+        if now != before and not (_differing(before, now) - written).isdisjoint(ours()):
+            return True
+        if written and not await self._are_as_written(now, written & ours(), applied, draining):
+            return True
+        if not await self._are_some_as_applied(applied, draining):
             return True
         self._outlines = now
         self._written -= written
