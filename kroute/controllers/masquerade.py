@@ -7,10 +7,10 @@ unless another set has their port, so an address is in VIP only while the sets h
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal
 
 from kroute.base.backoff import Retries, retry_when_exhausted
 from kroute.firewall.protocol import Firewall
@@ -90,12 +90,9 @@ class Masquerade(StagedController[SetEntry, Present]):
         """How many set entries the kernel has refused, and which are tried again."""
         return self.statistics().waiting
 
-    async def run(self) -> None:
-        """As every controller, and resync at once when another program changes the firewall."""
-        async with asyncio.TaskGroup() as group:
-            following = group.create_task(self._follow(), name="firewall changes")
-            await super().run()
-            following.cancel()
+    def companions(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs beside the passes: a resync at once when another program changes the firewall."""
+        return [*super().companions(), self._follow()]
 
     async def look(self) -> bool:
         """Look at the sets; `write` checks the rules if only these may have been changed."""

@@ -4,9 +4,9 @@ import asyncio
 import errno
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import structlog
@@ -137,7 +137,7 @@ class Controller(ABC):
     async def run(self) -> None:
         """Reconcile until `stop`. It may be cancelled at any point, as the process may be killed at any point."""
         async with asyncio.TaskGroup() as group:
-            listener = group.create_task(self._listen(self._monitor)) if self._monitor is not None else None
+            companions = [group.create_task(work) for work in self.companions()]
             try:
                 await self.start()
                 while not self.is_stopping:
@@ -145,8 +145,12 @@ class Controller(ABC):
                     await self._sleep()
             finally:
                 self._alarm.stop()
-            if listener is not None:
-                listener.cancel()
+            for companion in companions:
+                companion.cancel()
+
+    def companions(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs beside the passes, for as long as these do."""
+        return [self._listen(self._monitor)] if self._monitor is not None else []
 
     async def start(self) -> None:
         """Prepare, then wait for the plans of the initial sync (or for `stop`)."""

@@ -9,8 +9,8 @@ written the routes, binds the addresses.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.ipvs.effective_weights import EffectiveWeights
@@ -97,12 +97,9 @@ class ServiceProxy(Controller):
         """The weights that the real servers should have now."""
         return self._servers.weights
 
-    async def run(self) -> None:
-        """Run as every controller does, and connect to real servers that are to be ejected."""
-        async with asyncio.TaskGroup() as group:
-            confirming = group.create_task(self.weights.confirm(), name="ejections")
-            await super().run()
-            confirming.cancel()
+    def companions(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs beside the passes, and connections to real servers that are to be ejected."""
+        return [*super().companions(), self.weights.confirm()]
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Take the plans into the desired state."""
