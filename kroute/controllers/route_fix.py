@@ -19,6 +19,7 @@ from errno import ESRCH
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.kernel.clients import EventSource, RouteClient
 from kroute.kernel.digest import LastLook
+from kroute.kernel.net.addresses import InterfaceAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, RouteEvent
 from kroute.kernel.net.routes import DeleteLocalRoute, RouteChange, SetLocalRoute
 from kroute.model.plan import Plan, ServicePlan
@@ -75,10 +76,10 @@ class RouteFix(StagedController[str, SourceRoute]):
     def notice(self, events: Sequence[Event]) -> None:
         """Notice a route of ours that was deleted, one that now may win over ours, and a source that came back."""
         for event in events:
-            if isinstance(event, AddressEvent) and ":" in event.address and event.scope == "global":
-                self._notice_source(event)
+            if isinstance(event, AddressEvent) and ":" in event.assigned.address and event.assigned.scope == "global":
+                self._notice_source(event.assigned, gone=event.gone)
         newest = {
-            (event.address, event.source): event
+            (event.route.address, event.route.source): event
             for event in events
             if isinstance(event, RouteEvent) and event.interface == self._interface.name
         }
@@ -105,13 +106,13 @@ class RouteFix(StagedController[str, SourceRoute]):
             self.desired.note_applied(address, found)
             self.status.repaired([describe_drift(address, found)])
 
-    def _notice_source(self, event: AddressEvent) -> None:
-        if event.gone:
-            if self._addresses_from(event.address):
-                self._absent_sources.add(event.address)
-        elif not event.tentative and event.address in self._absent_sources:
-            self._absent_sources.discard(event.address)
-            for address in self._addresses_from(event.address):
+    def _notice_source(self, source: InterfaceAddress, *, gone: bool) -> None:
+        if gone:
+            if self._addresses_from(source.address):
+                self._absent_sources.add(source.address)
+        elif not source.tentative and source.address in self._absent_sources:
+            self._absent_sources.discard(source.address)
+            for address in self._addresses_from(source.address):
                 self.desired.note_applied(address, ANY_SOURCE)
 
     def _addresses_from(self, source: str) -> list[str]:

@@ -105,8 +105,8 @@ class DirectRouting(Controller):
         for event in events:
             if event.interface != self._interface:
                 continue
-            if isinstance(event, AddressEvent) and event.gone and self.vips.lost(event.address):
-                self.status.repaired([f"address {event.address} was missing"])
+            if isinstance(event, AddressEvent) and event.gone and self.vips.lost(event.assigned.address):
+                self.status.repaired([f"address {event.assigned.address} was missing"])
             elif isinstance(event, LinkEvent) and event.gone:
                 self.resync_soon()
 

@@ -186,10 +186,9 @@ class NodeWatcher:
                 pass
             case LinkEvent(gone=True, ifindex=ifindex):
                 self._addresses.pop(ifindex, None)
-            case AddressEvent():
-                address = InterfaceAddress(*event[1:])
-                of_interface = self._addresses.setdefault(event.ifindex, {})
-                if event.gone:
+            case AddressEvent(gone, address):
+                of_interface = self._addresses.setdefault(address.ifindex, {})
+                if gone:
                     of_interface.pop(address.identity, None)
                 else:
                     of_interface[address.identity] = address

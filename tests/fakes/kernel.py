@@ -233,7 +233,7 @@ class FakeKernel:
                 routes[:] = [route._replace(source=None) if route.source == address else route for route in routes]
 
     def _emit_route(self, interface: str, route: LocalRoute, *, gone: bool) -> None:
-        self.emit(RouteEvent(gone, interface, route.address, route.source, route.metric))
+        self.emit(RouteEvent(gone, interface, route))
 
     def _emit_address(self, assigned: InterfaceAddress, *, gone: bool) -> None:
-        self.emit(AddressEvent(gone, *assigned))
+        self.emit(AddressEvent(gone, assigned))

@@ -75,7 +75,7 @@ class FakeRoutes(FakeClient):
         elif candidates[0] != desired:
             position = link.routes[desired.address].index(candidates[0])
             link.routes[desired.address][position] = desired
-            self.kernel.emit(RouteEvent(False, interface, desired.address, desired.source, desired.metric))
+            self.kernel.emit(RouteEvent(False, interface, desired))
 
     def _delete(self, interface: str, change: RouteChange) -> int:
         is_ipv6 = ":" in change.address

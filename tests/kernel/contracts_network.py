@@ -9,7 +9,7 @@ import errno
 import pytest
 
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.net.addresses import BindAddress, RenewAddress, UnbindAddress
+from kroute.kernel.net.addresses import BindAddress, InterfaceAddress, RenewAddress, UnbindAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
 from kroute.kernel.net.routes import IPV6_METRIC, DeleteLocalRoute, LocalRoute, SetLocalRoute
 from tests.kernel.nodes import NODE_IP, NODE_IP6, OTHER_NODE_IP, OTHER_NODE_IP6, Node
@@ -118,7 +118,7 @@ async def bind_with_kernel_route(node: Node) -> None:
     """Bind VIP6 and wait for the kernel's own route, which appears some time after the address."""
     async with node.monitor(only="d0") as monitor:
         assert await node.addresses.write("d0", [BindAddress(VIP6, keep_kernel_route=True)]) == []
-        while RouteEvent(False, "d0", VIP6, None, 0) not in await monitor.next():
+        while RouteEvent(False, "d0", LocalRoute(VIP6, None, 0)) not in await monitor.next():
             pass
 
 
@@ -242,11 +242,12 @@ class MonitorContract:
             events: list[Event | Overrun] = []
             while not any(isinstance(event, AddressEvent) and event.gone for event in events):
                 events += await monitor.next()
-        bound = AddressEvent(False, "d0", VIP, 32, "link", False, False, False, await node.links.index("d0") or 0)
+        index = await node.links.index("d0") or 0
+        bound = AddressEvent(False, InterfaceAddress("d0", VIP, 32, "link", ifindex=index))
         assert bound in events
         assert bound._replace(gone=True) in events
-        assert RouteEvent(False, "d0", VIP, VIP, 0) in events
-        assert RouteEvent(True, "d0", VIP, VIP, 0) in events
+        assert RouteEvent(False, "d0", LocalRoute(VIP, VIP, 0)) in events
+        assert RouteEvent(True, "d0", LocalRoute(VIP, VIP, 0)) in events
 
     async def test_our_routes_are_reported(self, node: Node) -> None:
         async with node.monitor(only="d0") as monitor:
@@ -254,7 +255,10 @@ class MonitorContract:
             events: list[Event | Overrun] = []
             while len(events) < 2:
                 events += await monitor.next()
-        assert events == [RouteEvent(False, "d0", VIP, NODE_IP, 0), RouteEvent(True, "d0", VIP, NODE_IP, 0)]
+        assert events == [
+            RouteEvent(False, "d0", LocalRoute(VIP, NODE_IP, 0)),
+            RouteEvent(True, "d0", LocalRoute(VIP, NODE_IP, 0)),
+        ]
 
     async def test_links_are_reported(self, node: Node) -> None:
         async with node.monitor(only="d1") as monitor:
@@ -272,5 +276,5 @@ class MonitorContract:
             await node.addresses.write("d0", [BindAddress(VIP)])
             node.add_address("e0", "192.168.9.7/32")
             index = await node.links.index("e0") or 0
-            found = AddressEvent(False, "e0", "192.168.9.7", 32, "global", False, False, False, index)
+            found = AddressEvent(False, InterfaceAddress("e0", "192.168.9.7", 32, ifindex=index))
             assert await monitor.next() == [found]

@@ -43,7 +43,7 @@ async def test_a_source_changes_without_a_moment_without_route(
         await node.routes.write("d0", [SetLocalRoute(vip, other), DeleteLocalRoute("10.0.0.99")])
         await node.routes.write("d0", [SetLocalRoute("10.0.0.98", NODE_IP)])
         events: list[Event | Overrun] = []
-        while not any(isinstance(event, RouteEvent) and event.address == "10.0.0.98" for event in events):
+        while not any(isinstance(event, RouteEvent) and event.route.address == "10.0.0.98" for event in events):
             events += await monitor.next()
     assert [event for event in events if isinstance(event, RouteEvent) and event.gone] == []
     assert source_towards(vip) == other

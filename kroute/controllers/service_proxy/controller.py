@@ -126,7 +126,7 @@ class ServiceProxy(Controller):
         """Notice that the link or an address was deleted; the next write restores it."""
         on_link = [event for event in events if event.interface == self._interface.name]
         self._notice_links([event for event in on_link if isinstance(event, LinkEvent)])
-        newest = {event.address: event.gone for event in on_link if isinstance(event, AddressEvent)}
+        newest = {event.assigned.address: event.gone for event in on_link if isinstance(event, AddressEvent)}
         lost = [address for address, gone in newest.items() if gone and address in self._vips.desired.applied]
         for address in lost:
             self._vips.desired.note_applied(address, None)

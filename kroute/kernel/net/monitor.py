@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from kroute.kernel.net.addresses import parse_address
-from kroute.kernel.net.routes import parse_route
+from kroute.kernel.net.addresses import InterfaceAddress, parse_address
+from kroute.kernel.net.routes import LocalRoute, parse_route
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import attributes, iterate_messages, to_text
 from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
@@ -61,18 +61,14 @@ class LinkEvent(msgspec.Struct, frozen=True):
 
 
 class AddressEvent(NamedTuple):
-    """An address was added or its flags changed, or it was deleted (`gone`). Other fields are InterfaceAddress's."""
+    """An address was added or its flags changed, or it was deleted (`gone`)."""
 
     gone: bool
-    interface: str
-    address: str
-    prefix_length: int
-    scope: str
-    tentative: bool
-    deprecated: bool
-    secondary: bool
-    ifindex: int = 0
-    peer: str = ""
+    assigned: InterfaceAddress
+
+    @property
+    def interface(self) -> str:
+        return self.assigned.interface
 
 
 class RouteEvent(msgspec.Struct, frozen=True):
@@ -83,9 +79,7 @@ class RouteEvent(msgspec.Struct, frozen=True):
 
     gone: bool
     interface: str
-    address: str
-    source: str | None
-    metric: int
+    route: LocalRoute
 
 
 class Overrun(msgspec.Struct, frozen=True):
@@ -175,14 +169,14 @@ class Monitor(NetlinkClient):
         name = self._names.get(index)
         if name is None or not self._wants(name):
             return None
-        return RouteEvent(kind == RTM_DELROUTE, name, route.address, route.source, route.metric)
+        return RouteEvent(kind == RTM_DELROUTE, name, route)
 
     def _parse_address(self, kind: int, payload: bytes) -> AddressEvent | None:
         name = self._names.get(ADDRESS_HEADER.unpack_from(payload)[4])
         if name is None or (name == self._only if self._other_addresses else not self._wants(name)):
             return None
         address = parse_address(payload, self._names)
-        return AddressEvent(kind == RTM_DELADDR, *address) if address else None
+        return AddressEvent(kind == RTM_DELADDR, address) if address else None
 
     def _parse_link(self, kind: int, payload: bytes) -> LinkEvent | None:
         family, _type, index, flags, _change = LINK_HEADER.unpack_from(payload)

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
-from kroute.kernel.net.addresses import BindAddress, UnbindAddress
+from kroute.kernel.net.addresses import BindAddress, InterfaceAddress, UnbindAddress
 from kroute.kernel.net.monitor import AddressEvent, LinkEvent
 from kroute.kernel.net.routes import IPV6_METRIC, LocalRoute, SetLocalRoute
 from kroute.reconcile.stage_gate import WITHDRAWN
@@ -103,7 +103,7 @@ async def test_a_source_that_leaves_the_node_and_comes_back_is_in_every_route_at
 async def test_a_lifetime_that_is_renewed_writes_no_route(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     [interface] = (name for name, link in node.kernel.links.items() if NODE_IPV6 in link.addresses)
-    node.kernel.emit(AddressEvent(False, interface, NODE_IPV6, 64, "global", False, False, False))
+    node.kernel.emit(AddressEvent(False, InterfaceAddress(interface, NODE_IPV6, 64)))
     await node.settle()
     assert node.kernel.writes == []
 

@@ -151,7 +151,7 @@ async def test_an_address_that_comes_or_goes_is_an_event_and_an_arrival(
     [event] = await monitor.next()
     found = parse_address(write(ifaddrmsg, told), {index: "a"})
     assert found
-    assert event == AddressEvent(kind == RTM_DELADDR, *found)
+    assert event == AddressEvent(kind == RTM_DELADDR, found)
     arrivals = AddressArrivals(index)
     arrivals.netlink = Netlink(datagrams=[datagram])
     assert await arrivals.next() == {address}

@@ -138,7 +138,7 @@ async def test_a_local_route_that_comes_or_goes_is_an_event(
     datagram = write_datagram(rtmsg, told | {"table": 254}, kind) + write_datagram(rtmsg, told, kind)
     monitor = Monitor()
     monitor._names, monitor.netlink = {index: "a"}, Netlink(datagrams=[datagram])
-    assert await monitor.next() == [RouteEvent(kind == RTM_DELROUTE, "a", address, source, metric)]
+    assert await monitor.next() == [RouteEvent(kind == RTM_DELROUTE, "a", LocalRoute(address, source, metric))]
 
 
 @witnessed
