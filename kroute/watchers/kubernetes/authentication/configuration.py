@@ -76,17 +76,6 @@ def authorization(value: str) -> dict[str, str]:
     return {"authorization": header}
 
 
-def fingerprint(pem: Pem | None) -> tuple[int, ...]:
-    """A value that changes when a file changes or is replaced; empty if there is no file."""
-    if not isinstance(pem, Path):
-        return ()
-    try:
-        status = pem.stat()
-    except (OSError, ValueError):  # ValueError: NUL in its name
-        return ()
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
 def context_for(configuration: Configuration) -> ssl.SSLContext:
     """The context for connections by this configuration.
 

@@ -25,7 +25,6 @@ from kroute.watchers.kubernetes.authentication.configuration import (
     Credentials,
     Pem,
     authorization,
-    fingerprint,
 )
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
@@ -106,7 +105,7 @@ class KubeconfigCredentials(Credentials):
         Raises:
             ConfigurationError: it cannot be read or used.
         """
-        seen, content = fingerprint(self._path), _content(self._path)
+        seen, content = _fingerprint(self._path), _content(self._path)
         with self._names_itself():
             cluster, self._user = msgspec.convert(content, _Kubeconfig).current()
             self._ends_at = None
@@ -116,7 +115,7 @@ class KubeconfigCredentials(Credentials):
 
     async def refresh(self, *, rejected: bool = False) -> None:
         """Read a changed file again. After a minute, read the token file or run the plugin again."""
-        if fingerprint(self._path) != self._file_seen or rejected:
+        if _fingerprint(self._path) != self._file_seen or rejected:
             await self.load()
         elif time.monotonic() - self._refreshed >= REFRESH_PERIOD:
             with self._names_itself():
@@ -145,6 +144,15 @@ class KubeconfigCredentials(Credentials):
             yield
         except (ConfigurationError, msgspec.ValidationError, OSError, ValueError) as error:
             raise ConfigurationError(f"kubeconfig {self._path} cannot be used: {with_path(error)}") from error
+
+
+def _fingerprint(path: Path) -> tuple[int, ...]:
+    """A value that changes when a file changes or is replaced; empty if there is no file."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # ValueError: NUL in its name
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _content(path: Path) -> dict[str, Any]:
