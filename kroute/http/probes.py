@@ -160,7 +160,10 @@ class Probes:
         except Exception as error:
             if (next_step := _lack(error)) is None:
                 raise
-            self._lacks(error, next_step)
+            if not self._is_lacking:  # once for all probes
+                what = "probes: what is known by earlier ones stays"
+                log.warning("resources.exhausted", what=what, error=str(error), next_step=f"{next_step}; trying again")
+            self._is_lacking = True
         else:
             self._is_lacking = False
             if self._asked.get(probe) is asked:
@@ -190,13 +193,6 @@ class Probes:
     def _be_late(self) -> None:
         self._is_late = True
         self._notify()
-
-    def _lacks(self, error: Exception, next_step: str) -> None:
-        """Log once, for all probes, that this machine lacks a resource. The verdicts stay."""
-        if not self._is_lacking:
-            what = "probes: what is known by earlier ones stays"
-            log.warning("resources.exhausted", what=what, error=str(error), next_step=f"{next_step}; trying again")
-        self._is_lacking = True
 
 
 async def check(probe: Probe, timeout: float) -> str | None:  # noqa: ASYNC109  the timeout is the probe's own
