@@ -35,7 +35,6 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, all_open: set["HttpConnection"]) -> None:
         self._all_open = all_open
         self._received = bytearray()
-        self._is_paused = False
         self._has_ended = False
         self._error: Exception | None = None
         self._has_news = asyncio.Event()
@@ -51,8 +50,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        if len(self._received) > READ_AHEAD and not self._is_paused:
-            self._is_paused = True
+        if len(self._received) > READ_AHEAD:
             self.transport.pause_reading()
         self._has_news.set()
 
@@ -85,9 +83,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._received and self._error is not None:
             raise self._error
         received, self._received = bytes(self._received), bytearray()
-        if self._is_paused:
-            self._is_paused = False
-            self.transport.resume_reading()
+        self.transport.resume_reading()
         return received
 
 
