@@ -52,13 +52,6 @@ class UnreadableError(Exception):
     """The file as a whole cannot be read: half-written, or neither YAML nor JSON."""
 
 
-class Found(NamedTuple):
-    """An object of the file."""
-
-    id: ObjectId
-    item: KubernetesObject
-
-
 class Faulty(NamedTuple):
     """A malformed part of the file. `id` is None if not even its name can be read."""
 
@@ -72,7 +65,8 @@ class Ignored(NamedTuple):
     kind: str
 
 
-Part: TypeAlias = Found | Faulty | Ignored
+Part: TypeAlias = KubernetesObject | Faulty | Ignored
+"""What a file contains: an object, or what is none of kroute's."""
 
 
 def is_manifest(name: str) -> bool:
@@ -152,7 +146,7 @@ def _parts(document: Any, kind_of_items: str, depth: int = 0) -> Iterator[Part]:
         yield Faulty(None, "an object without a kind")
 
 
-def _read_object(document: dict[str, Any], kind: WatchedKind) -> Found | Faulty:
+def _read_object(document: dict[str, Any], kind: WatchedKind) -> KubernetesObject | Faulty:
     metadata = document.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         return Faulty(None, f"a {kind.name} without metadata.name")
@@ -162,12 +156,9 @@ def _read_object(document: dict[str, Any], kind: WatchedKind) -> Found | Faulty:
         return Faulty(None, f"a {kind.name} whose name or namespace is not {allowed}")
     object_id = ObjectId(kind.type, ObjectKey(namespace, metadata["name"]))
     try:
-        item: KubernetesObject = msgspec.convert(
-            {**document, "metadata": {**metadata, "namespace": namespace}}, kind.type
-        )
+        return msgspec.convert({**document, "metadata": {**metadata, "namespace": namespace}}, kind.type)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         return Faulty(object_id, str(error))
-    return Found(object_id, item)
 
 
 def _is_name(name: object) -> bool:
@@ -332,14 +323,15 @@ def _objects(name: str, parts: Iterable[Part], before: Objects) -> tuple[Objects
     complaints: list[str] = []
     for part in parts:
         match part:
-            case Found(object_id, item):
-                if object_id in objects:
-                    complaints.append(f"{object_id} is in it twice; the later one counts")
-                objects[object_id] = item
             case Faulty(object_id, problem):
                 complaints.append(f"{object_id}: {problem}" if object_id else problem)
                 if object_id in before:
                     objects[object_id] = before[object_id]
             case Ignored(kind):
                 log.debug("manifest.kind_ignored", file=name, kind=kind)
+            case item:
+                object_id = ObjectId(type(item), item.key)
+                if object_id in objects:
+                    complaints.append(f"{object_id} is in it twice; the later one counts")
+                objects[object_id] = item
     return objects, complaints

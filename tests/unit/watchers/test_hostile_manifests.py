@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from kroute.model.objects import KubernetesObject
 from kroute.watchers import manifests as module
 from kroute.watchers import yaml_text
-from kroute.watchers.manifests import Faulty, Found, UnreadableError, read_manifest
+from kroute.watchers.manifests import Faulty, UnreadableError, read_manifest
 from tests.unit.watchers.test_manifests import WEB, events, following, write
 from tests.unit.watching import service
 
@@ -73,7 +74,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(name: str, text: by
 @pytest.mark.parametrize(("name", "text"), FAULTY.items(), ids=FAULTY)
 def test_an_object_that_cannot_be_read_costs_itself(name: str, text: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(text)
-    assert not any(isinstance(part, Found) for part in read_manifest(tmp_path / name))
+    assert not any(isinstance(part, KubernetesObject) for part in read_manifest(tmp_path / name))
 
 
 def test_aliases_that_stand_for_little_are_read(tmp_path: Path) -> None:
@@ -82,8 +83,8 @@ def test_aliases_that_stand_for_little_are_read(tmp_path: Path) -> None:
         read_manifest(tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_text("kind: Service\nmetadata: {name: &n a, labels: {x: *n}}\n---\n")
     [found] = read_manifest(tmp_path / "a.yaml")
-    assert isinstance(found, Found)
-    assert found.item.metadata.labels == {"x": "a"}
+    assert isinstance(found, KubernetesObject)
+    assert found.metadata.labels == {"x": "a"}
 
 
 def test_the_pure_loader_refuses_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
