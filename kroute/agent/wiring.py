@@ -241,7 +241,6 @@ class Agent:
         )
 
     def _statistics(self) -> Statistics:
-        api = self._source.api.use() if self._source.api is not None else ApiUse()
         return Statistics(
             watches={kind: reflector.statistics for kind, reflector in self._source.reflectors.items()},
             queues=self._broadcaster.statistics(),
@@ -249,9 +248,7 @@ class Agent:
             sockets=dict(self._kernel.sockets),
             loop=self._loop_watch.statistics(),
             latency=self._changes.statistics(),
-            requests=api.requests,
-            api_server=api.server,
-            api_failovers=api.failovers,
+            api=self._source.api.use() if self._source.api is not None else ApiUse(),
         )
 
     async def _measured(self, _about: str) -> bytes:

@@ -104,5 +104,5 @@ class AgentStatus:
             connected=bool(watches) and not any(watch.is_away for watch in watches.values()),
             objects={kind: watch.objects for kind, watch in watches.items()},
             resource_versions={kind: watch.resource_version for kind, watch in watches.items()},
-            server=without_user(counted.api_server),
+            server=without_user(counted.api.server),
         )

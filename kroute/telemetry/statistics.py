@@ -12,7 +12,7 @@ from kroute.reconcile.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.changes import LatencyStatistics, Measurement
 from kroute.telemetry.loop_watch import LoopStatistics, Round
-from kroute.watchers.kubernetes.requests import RequestSeries, WatchStatistics
+from kroute.watchers.kubernetes.requests import ApiUse, WatchStatistics
 
 QUESTION = "statistics"
 NEWEST_QUESTION = "newest-measurements"
@@ -40,8 +40,7 @@ class Statistics(msgspec.Struct, kw_only=True):
     """Counts since the agent's start: those of its parts, and by default those of this process now.
 
     `now` is the monotonic clock's time, `unix_time` the wall clock's. `cpu` is seconds of processor time. `collections`
-    are the garbage collector's, by generation. `dropped_lines` are those of the log. `api_server` is the URL of the API
-    server in use; `api_failovers` counts how often it has changed.
+    are the garbage collector's, by generation. `dropped_lines` are those of the log.
     """
 
     now: float = msgspec.field(default_factory=time.monotonic)
@@ -57,9 +56,7 @@ class Statistics(msgspec.Struct, kw_only=True):
     sockets: dict[str, NetlinkStatistics]
     loop: LoopStatistics
     latency: LatencyStatistics
-    requests: list[RequestSeries] = []
-    api_server: str = ""
-    api_failovers: int = 0
+    api: ApiUse = msgspec.field(default_factory=ApiUse)
 
 
 class NewestMeasurements(msgspec.Struct):

@@ -21,7 +21,7 @@ from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
 from kroute.telemetry.statistics import Statistics
-from kroute.watchers.kubernetes.requests import RequestStatistics, WatchStatistics
+from kroute.watchers.kubernetes.requests import ApiUse, RequestStatistics, WatchStatistics
 from tests.builders import facts, settings
 from tests.unit.load_balancer import LOCALHOST, free_ports
 
@@ -149,8 +149,7 @@ class Observed:
             sockets={"ipvs": NetlinkStatistics(messages=7, bytes=700, sends=2)},
             loop=LoopWatch().statistics(),
             latency=self.changes.statistics(),
-            requests=self.requests.series(),
-            api_server="https://admin:SECRET@192.0.2.1:6443",
+            api=ApiUse("https://admin:SECRET@192.0.2.1:6443", requests=self.requests.series()),
         )
 
     async def create(self, _path: str, body: Mapping[str, object]) -> None:

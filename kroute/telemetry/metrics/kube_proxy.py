@@ -28,13 +28,13 @@ def _answers(probe: HealthEndpoint) -> Series:
 
 
 def _requests(now: Scrape) -> Samples:
-    for series in now.statistics.requests:
+    for series in now.statistics.api.requests:
         for code, count in series.codes.items():
             yield (code, series.method, series.host), count
 
 
 def _request_durations(now: Scrape) -> Samples:
-    for series in now.statistics.requests:
+    for series in now.statistics.api.requests:
         yield (series.method, series.host), series.seconds
 
 

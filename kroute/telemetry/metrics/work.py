@@ -77,6 +77,6 @@ ROWS: tuple[Row, ...] = (
     counter("kroute_reflector_denials_total", "Failures because a permission is missing.", _by_kind("denied")),
     counter("kroute_reflector_malformed_total", "Objects that could not be read.", _by_kind("malformed")),
     counter("kroute_api_failovers_total", "Times that another API server of --master was used instead.",
-            one(lambda now: now.statistics.api_failovers)),
+            one(lambda now: now.statistics.api.failovers)),
 )
 # fmt: on

@@ -14,7 +14,7 @@ from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.statistics import Statistics, memory
-from kroute.watchers.kubernetes.requests import RequestSeries, WatchStatistics
+from kroute.watchers.kubernetes.requests import ApiUse, RequestSeries, WatchStatistics
 
 MIB = 1 << 20
 
@@ -39,9 +39,9 @@ def test_what_the_parts_count_survives_the_way_over_the_socket():
         sockets={"ipvs": NetlinkStatistics(messages=7, seconds=0.5)},
         loop=LoopWatch().statistics(),
         latency=ChangeObserver("node").statistics(),
-        requests=[RequestSeries("10.0.0.1:443", "GET", {"200": 3}, Histogram((1.0,), [1, 2], 0.5))],
-        api_server="https://10.0.0.1",
-        api_failovers=1,
+        api=ApiUse(
+            "https://10.0.0.1", 1, [RequestSeries("10.0.0.1:443", "GET", {"200": 3}, Histogram((1.0,), [1, 2], 0.5))]
+        ),
     )
     assert msgspec.json.decode(msgspec.json.encode(counted), type=Statistics) == counted
     assert counted.cpu > 0
