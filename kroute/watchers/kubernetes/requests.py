@@ -1,7 +1,6 @@
 """The requests that a reflector makes, and their counts."""
 
 import time
-from collections import Counter
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -84,8 +83,8 @@ class RequestSeries(msgspec.Struct):
 
     host: str
     method: str
-    codes: dict[str, int]
-    seconds: Histogram
+    codes: dict[str, int] = {}
+    seconds: Histogram = msgspec.field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
 
 
 class ApiUse(msgspec.Struct):
@@ -100,8 +99,7 @@ class RequestStatistics:
     """The counts since the start. A request is over when the head of its answer has arrived: a watch goes on then."""
 
     def __init__(self) -> None:
-        self._counted: dict[tuple[str, str], tuple[Counter[str], Histogram]] = {}
-        """By server and method: how often each status came, and the latencies."""
+        self._series: dict[tuple[str, str], RequestSeries] = {}
 
     async def measured(self, server: str, method: str, request: Awaitable["Answer"]) -> "Answer":
         """The answer to a request to the server of this URL, which is counted, whatever becomes of it."""
@@ -115,13 +113,11 @@ class RequestStatistics:
 
     def answered(self, host: str, method: str, status: int | None, seconds: float) -> None:
         """Count a request; `status` is None if no answer arrived."""
-        codes, latency = self._counted.setdefault((host, method), (Counter(), Histogram(LATENCY_BOUNDS)))
-        codes[NO_ANSWER if status is None else str(status)] += 1
-        latency.observe(seconds)
+        series = self._series.setdefault((host, method), RequestSeries(host, method))
+        code = NO_ANSWER if status is None else str(status)
+        series.codes[code] = series.codes.get(code, 0) + 1
+        series.seconds.observe(seconds)
 
     def series(self) -> list[RequestSeries]:
         """The counts by server and method."""
-        return [
-            RequestSeries(host, method, dict(codes), latency)
-            for (host, method), (codes, latency) in self._counted.items()
-        ]
+        return list(self._series.values())
