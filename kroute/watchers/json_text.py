@@ -24,6 +24,7 @@ _RUN = re.compile(rb'(?:[^"\[\]{}]*"[^"]*"){0,64}[^"\[\]{}]*([\[\]{}]?)')
 """Everything up to the next bracket outside of a string, with 64 strings at most: each repetition takes memory."""
 _NAME = re.compile(rb'[\s,]*"([^"]*)"\s*:\s*')
 _SCALAR = re.compile(rb'"[^"]*"?|[^\s,\[\]{}":]*')
+_ELEMENT = re.compile(rb"[^\s,]")
 _OPENING = b"[{"
 
 
@@ -63,56 +64,36 @@ def members(text: bytes) -> dict[bytes, slice]:
 
 
 def elements(text: bytes) -> Iterator[bytes]:
-    """The elements of a list, as far as they can be told apart. The text between two objects is one element.
+    """The elements of a list, as far as they can be told apart.
 
     Raises:
         msgspec.DecodeError: it is no list, or does not end.
     """
     if text[:1] != b"[":
         raise msgspec.DecodeError("it is no list")
-    level, begin = 0, 1
-    for position, opens in _brackets(_without_escapes(text), 0):
-        if opens:
-            level += 1
-            if level == 2:
-                yield from _between(text[begin:position])
-                begin = position
-        else:
-            level -= 1
-            if level == 1:
-                yield text[begin : position + 1]
-                begin = position + 1
-            elif level == 0:
-                yield from _between(text[begin:position])
-                return
+    shadow, position = _without_escapes(text), 1
+    while begin := _ELEMENT.search(shadow, position):
+        if begin.group() == b"]":
+            return
+        position = _end_of_value(shadow, begin.start())
+        if position == begin.start():
+            break
+        yield text[begin.start() : position]
     raise msgspec.DecodeError("the list does not end")
-
-
-def _between(text: bytes) -> Iterator[bytes]:
-    if something := text.strip(b", \t\r\n"):
-        yield something
 
 
 def _end_of_value(shadow: bytes, start: int) -> int:
     if shadow[start : start + 1] not in {b"[", b"{"}:
         scalar = _SCALAR.match(shadow, start)
         return scalar.end() if scalar else start
-    level = 0
-    for position, opens in _brackets(shadow, start):
-        level += 1 if opens else -1
-        if level == 0:
-            return position + 1
-    return len(shadow)
-
-
-def _brackets(shadow: bytes, position: int) -> Iterator[tuple[int, bool]]:
-    """The positions of brackets outside of strings, and whether they open; ends at a string that does not end."""
-    while run := _RUN.match(shadow, position):
-        if run.end() == position:
-            return
+    level, position = 0, start
+    while (run := _RUN.match(shadow, position)) and run.end() > position:
         position = run.end()
-        if run.group(1):
-            yield position - 1, run.group(1) in _OPENING
+        if bracket := run.group(1):
+            level += 1 if bracket in _OPENING else -1
+            if level == 0:
+                return position
+    return len(shadow)  # a string or the value itself does not end
 
 
 def _without_escapes(text: bytes) -> bytes:
