@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from kroute.checks import preflight
@@ -116,12 +117,9 @@ async def check_firewall(firewall: Firewall, *, ipv6: bool) -> list[Finding]:
 
 def check_proxies(found: Iterable[Trace]) -> list[Finding]:
     """Whether another service proxy runs, or ran, on the node."""
-    by_proxy: dict[str, list[str]] = {}
-    for trace in found:
-        by_proxy.setdefault(trace.proxy, []).append(trace.what)
     findings = []
-    for proxy, traces in sorted(by_proxy.items()):
-        message = f"{proxy} is or was at work here: {', '.join(sorted(traces))}"
+    for proxy, traces in groupby(sorted(found), key=lambda trace: trace.proxy):
+        message = f"{proxy} is or was at work here: {', '.join(trace.what for trace in traces)}"
         stop = f"stop {proxy} here, then run `kroute migrate --from {proxy}`"
         findings.append(warning(PROXIES, message, f"two proxies answer for the same addresses: {stop}"))
     return findings or [ok(PROXIES, "no trace of kube-proxy or kube-router")]
