@@ -37,20 +37,12 @@ LONGEST_SEARCH = 320
 
 
 class PageRow(View):
-    """One Service. `address` is its first virtual server. Real servers are counted by condition.
-
-    Those that are ejected count as draining. `rates` is None until they are known.
-    """
+    """One Service. `address` is its first virtual server. `rates` is None until they are known."""
 
     service: str
     state: Condition | None
     address: str
-    virtual_servers: int
-    serving: int
-    draining: int
-    missing: int
-    active: int
-    inactive: int
+    figures: Figures
     rates: Rates | None
     problems: int
 
@@ -95,8 +87,8 @@ FILTERS: Mapping[str, Callable[[PageRow], bool]] = {
     "serving": lambda row: row.state == Condition.SERVING,
     "refusing": lambda row: row.state == Condition.REFUSING,
     "missing": lambda row: row.state == Condition.MISSING,
-    "draining": lambda row: row.draining > 0,
-    "busy": lambda row: row.active > 0,
+    "draining": lambda row: row.figures.draining + row.figures.ejected > 0,
+    "busy": lambda row: row.figures.active > 0,
 }
 """Which Services to list."""
 
@@ -104,8 +96,8 @@ _STATES = (Condition.SERVING, None, Condition.REFUSING, Condition.MISSING)
 ORDERS: Mapping[str, Callable[[PageRow], Any]] = {
     "service": lambda row: row.service,
     "state": lambda row: (_STATES.index(row.state), row.problems),
-    "realServers": lambda row: row.serving,
-    "active": lambda row: row.active,
+    "realServers": lambda row: row.figures.serving,
+    "active": lambda row: row.figures.active,
     "connections": lambda row: row.rates.connections if row.rates else 0.0,
     "packets": lambda row: row.rates.packets_in + row.rates.packets_out if row.rates else 0.0,
 }
@@ -145,17 +137,12 @@ def _first_address(plan: ServicePlan | None) -> str:
 
 
 def _row(plan: ServicePlan, figures: Figures | None, rates: Rates | None) -> PageRow:
-    known = figures or Figures(missing=len(plan.virtual_servers))
+    known = figures or Figures(len(plan.virtual_servers), missing=len(plan.virtual_servers))
     return PageRow(
         service=str(plan.key),
         state=known.state,
         address="",  # only for those that are shown
-        virtual_servers=len(plan.virtual_servers),
-        serving=known.serving,
-        draining=known.draining + known.ejected,
-        missing=known.missing_real_servers,
-        active=known.active,
-        inactive=known.inactive,
+        figures=known,
         rates=rates,
         problems=len(plan.problems),
     )

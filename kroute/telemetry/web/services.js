@@ -23,9 +23,10 @@ export function showServices(services) {
 }
 
 function cells(it) {
-  const counts = [[it.serving, ""], [it.draining, " draining"], [it.missing, " missing"]];
+  const { serving, draining, ejected, missing_real_servers: missing, virtual_servers: servers, active } = it.figures;
+  const counts = [[serving, ""], [draining + ejected, " draining"], [missing, " missing"]];
   const real = counts.filter(([number]) => number).map(([number, word]) => count(number) + word).join(", ");
-  const more = it.virtualServers > 1 ? ` +${it.virtualServers - 1}` : "";
+  const more = servers > 1 ? ` +${servers - 1}` : "";
   const rates = it.rates ?? {};
   const state = badge(it.state);
   return [
@@ -33,7 +34,7 @@ function cells(it) {
     it.problems ? element("span", [state, ", ", element("span", counted(it.problems, "problem"), "warn")]) : state,
     [it.address ? `${it.address}${more}` : "–", "address"],
     [real || "none", "number"],
-    [count(it.active), "number"],
+    [count(active), "number"],
     [rate(rates.connections), "number"],
     [rate(it.rates ? rates.packetsIn + rates.packetsOut : null), "number"],
     [bytes(it.rates ? rates.bytesIn + rates.bytesOut : null), "number"],
