@@ -246,7 +246,7 @@ class Agent:
             queues=self._broadcaster.statistics(),
             controllers=self._controllers.statistics(),
             sockets=dict(self._kernel.sockets),
-            loop=self._loop_watch.statistics(),
+            loop=self._loop_watch.statistics,
             latency=self._changes.statistics(),
             api=self._source.api.use() if self._source.api is not None else ApiUse(),
         )

@@ -37,14 +37,14 @@ class Round(NamedTuple):
 
 
 class LoopStatistics(msgspec.Struct):
-    """Rounds of the loop since its start, and the longest.
+    """Rounds of the loop since its start, and the longest; 0 as long as none has taken `LONG`.
 
     `longest` and `longest_cpu` may be of two rounds.
     """
 
     rounds: Histogram
-    longest: float
-    longest_cpu: float
+    longest: float = 0.0
+    longest_cpu: float = 0.0
 
 
 class LoopWatch:
@@ -56,8 +56,7 @@ class LoopWatch:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self.began()
-        self._rounds = Histogram(BOUNDS)
-        self._longest = self._longest_cpu = 0.0
+        self.statistics = LoopStatistics(Histogram(BOUNDS))
         self.long_rounds: deque[Round] = deque(maxlen=KEPT)
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
@@ -73,16 +72,12 @@ class LoopWatch:
         """Record the end of a round, and the beginning of the next one."""
         began, cpu_began = self._began, self._cpu_began
         self.began()
-        seconds = self._began - began
-        self._rounds.observe(seconds)
+        seconds, known = self._began - began, self.statistics
+        known.rounds.observe(seconds)
         if seconds >= LONG:
             cpu = self._cpu_began - cpu_began
-            self._longest, self._longest_cpu = max(self._longest, seconds), max(self._longest_cpu, cpu)
+            known.longest, known.longest_cpu = max(known.longest, seconds), max(known.longest_cpu, cpu)
             self.long_rounds.append(Round(self._began, seconds, cpu))
-
-    def statistics(self) -> LoopStatistics:
-        """The current counts. `longest` is 0 as long as no round has taken `LONG`."""
-        return LoopStatistics(self._rounds, self._longest, self._longest_cpu)
 
 
 class _TimedSelector(selectors.EpollSelector):

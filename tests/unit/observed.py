@@ -147,7 +147,7 @@ class Observed:
             queues=self.broadcaster.statistics(),
             controllers=dict(self.workers.counters),
             sockets={"ipvs": NetlinkStatistics(messages=7, bytes=700, sends=2)},
-            loop=LoopWatch().statistics(),
+            loop=LoopWatch().statistics,
             latency=self.changes.statistics(),
             api=ApiUse("https://admin:SECRET@192.0.2.1:6443", requests=self.requests.series()),
         )

@@ -32,7 +32,7 @@ def test_a_callback_that_holds_the_loop_is_a_long_round():
         await asyncio.sleep(0)
 
     run(watch, hold())
-    statistics = watch.statistics()
+    statistics = watch.statistics
     assert statistics.longest == pytest.approx(0.3)
     assert [it.seconds for it in watch.long_rounds] == [pytest.approx(0.3)]
     assert statistics.rounds.counts[BOUNDS.index(0.5)] == 1
@@ -49,8 +49,8 @@ def test_a_stop_of_the_machine_is_no_processor_time():
             await asyncio.sleep(0)
 
     run(watch, hold())
-    assert watch.statistics().longest == pytest.approx(0.3)
-    assert watch.statistics().longest_cpu == pytest.approx(0.05)
+    assert watch.statistics.longest == pytest.approx(0.3)
+    assert watch.statistics.longest_cpu == pytest.approx(0.05)
     assert [it.cpu for it in watch.long_rounds] == [pytest.approx(0.02), pytest.approx(0.05)]
 
 
@@ -68,7 +68,7 @@ def test_many_quick_callbacks_of_one_round_count_together():
         await asyncio.sleep(0)
 
     run(watch, crowd())
-    assert watch.statistics().longest == pytest.approx(2 * LONG)
+    assert watch.statistics.longest == pytest.approx(2 * LONG)
 
 
 def test_waiting_is_not_counted(monkeypatch: pytest.MonkeyPatch):
@@ -88,7 +88,7 @@ def test_waiting_is_not_counted(monkeypatch: pytest.MonkeyPatch):
 
     run(watch, wait())
     assert clock.now >= 100.11
-    assert watch.statistics().rounds.sum == pytest.approx(0.02)
+    assert watch.statistics.rounds.sum == pytest.approx(0.02)
 
 
 def test_every_round_is_in_one_bucket():
@@ -99,5 +99,5 @@ def test_every_round_is_in_one_bucket():
             await asyncio.sleep(0)
 
     run(watch, work())
-    statistics = watch.statistics()
+    statistics = watch.statistics
     assert statistics.rounds.count >= 50

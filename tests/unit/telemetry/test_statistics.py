@@ -37,7 +37,7 @@ def test_what_the_parts_count_survives_the_way_over_the_socket():
         queues=[QueueStatistics("route_fix", 3, 0.25)],
         controllers={"service_proxy": ControllerStatistics(writes=5)},
         sockets={"ipvs": NetlinkStatistics(messages=7, seconds=0.5)},
-        loop=LoopWatch().statistics(),
+        loop=LoopWatch().statistics,
         latency=ChangeObserver("node").statistics(),
         api=ApiUse(
             "https://10.0.0.1", 1, [RequestSeries("10.0.0.1:443", "GET", {"200": 3}, Histogram((1.0,), [1, 2], 0.5))]
