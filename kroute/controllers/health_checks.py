@@ -64,7 +64,8 @@ class HealthChecks(Controller):
         try:
             await super().run()
         finally:
-            await self._end()
+            await self._close(self._listening)
+            self._server.cut_connections()
 
     @staticmethod
     def is_news(plan: Plan, before: Plan | None) -> bool:
@@ -170,10 +171,6 @@ class HealthChecks(Controller):
     def _fields(self, place: _ListenPoint) -> dict[str, object]:
         service = self._listening[place].service
         return {"service": str(service), "port": place.port, "address": place.address or "every address"}
-
-    async def _end(self) -> None:
-        await self._close(self._listening)
-        self._server.cut_connections()
 
 
 CheckedAt = Callable[[int], tuple[ObjectKey, HealthCheck] | None]
