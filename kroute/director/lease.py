@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import msgspec
 import structlog
@@ -19,6 +19,7 @@ from kroute.base.backoff import exhaustion
 from kroute.model.objects import Int32
 from kroute.runtime.state_dir import IDENTITY, StateDirectoryError
 from kroute.watchers.json_text import decoded
+from kroute.watchers.kubernetes.api import Api
 
 log = structlog.get_logger(__name__)
 
@@ -53,29 +54,17 @@ class Lease(msgspec.Struct, frozen=True):
     document: Mapping[str, Any]
 
 
-class LeaseRequests(Protocol):
-    """The API requests for a Lease. Each raises ApiError."""
-
-    async def get(self, path: str) -> bytes: ...
-
-    async def create(self, path: str, body: Mapping[str, Any]) -> object:
-        """Create an object in the collection."""
-
-    async def replace(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """Replace the object at the path, if it still has the resourceVersion of the body. Returns it."""
-
-
 class LeaseLock:
-    """Reads and writes one Lease. Raises DecodeError if the server sends something else."""
+    """Reads and writes one Lease. Raises ApiError, and DecodeError if the server sends something else."""
 
-    def __init__(self, requests: LeaseRequests, namespace: str, name: str) -> None:
-        self._requests = requests
+    def __init__(self, api: Api, namespace: str, name: str) -> None:
+        self._api = api
         self._namespace = namespace
         self._name = name
         self._collection = f"{_API}/{namespace}/leases"
 
     async def read(self) -> Lease:
-        return _decode(await self._requests.get(f"{self._collection}/{self._name}"))
+        return _decode(await self._api.get(f"{self._collection}/{self._name}"))
 
     async def create(self, spec: LeaseSpec) -> None:
         """Create the Lease. Raises ApiError 409 if it exists already."""
@@ -85,12 +74,12 @@ class LeaseLock:
             "metadata": {"namespace": self._namespace, "name": self._name},
             "spec": msgspec.to_builtins(spec),
         }
-        await self._requests.create(self._collection, body)
+        await self._api.create(self._collection, body)
 
     async def update(self, lease: Lease, spec: LeaseSpec) -> Lease:
         """Replace the spec of the Lease. Raises ApiError 409 if it has changed since it was read."""
         body = {**lease.document, "spec": {**(lease.document.get("spec") or {}), **msgspec.to_builtins(spec)}}
-        return _decode(await self._requests.replace(f"{self._collection}/{self._name}", body))
+        return _decode(await self._api.replace(f"{self._collection}/{self._name}", body))
 
 
 def timestamp(now: datetime) -> str:
