@@ -69,7 +69,6 @@ class Reflector:
         self._page_size, self._passed = PAGE_SIZE, 0
         self._resource_version: str | None = None
         self._queries = Queries(kind)
-        self._extent: dict[str, bool] = {"only_metadata": True} if kind.only_metadata else {}
         self._streaming_offered, self._streaming_denied = True, False
         self._log = log.bind(kind=kind.name)
         self._counts = WatchStatistics()
@@ -162,7 +161,7 @@ class Reflector:
     async def _list_page(self, params: Mapping[str, str], listing: set[ObjectKey]) -> ListMeta:
         """Read one page. Its objects are parts of its bytes; these are freed before the next page is requested."""
         self._counts.lists += 1
-        body = await self._api.get(self._kind.path, params, **self._extent)
+        body = await self._api.get(self._kind.path, params, only_metadata=self._kind.only_metadata)
         try:
             page = await read_page(body)
         except msgspec.DecodeError as error:
@@ -189,7 +188,7 @@ class Reflector:
         self._counts.watches += 1
         seconds = self._timing.watch_timeout * (1.0 + self._timing.rng.random())
         query = self._queries.watch(self._resource_version, seconds, streaming=listing is not None)
-        stream = self._api.stream(self._kind.path, query, **self._extent)
+        stream = self._api.stream(self._kind.path, query, only_metadata=self._kind.only_metadata)
         try:
             async with aclosing(stream):
                 while lines := await self._next(stream, listing, started):

@@ -243,9 +243,9 @@ async def test_a_list_that_is_too_long_is_asked_for_in_ever_smaller_pages() -> N
     asked: list[Any] = []
 
     class Asked(Scripted):
-        async def get(self, path: str, params: Any) -> Any:
+        async def get(self, path: str, params: Any, *, only_metadata: bool) -> Any:
             asked.append((params.get("limit"), params.get("resourceVersion")))
-            return await super().get(path, params)
+            return await super().get(path, params, only_metadata=only_metadata)
 
     follower, pauses = Follower(), Pauses()
     requests = Asked(REFUSED, *[AnswerTooLongError("128 MiB")] * 3, listed(victim("a")))
