@@ -88,6 +88,7 @@ class Readiness:
         self._seen_pods = pods.ready
         self._waiting: dict[ObjectKey, _Wait] = {}
         self._restricted: dict[_FamilyOfService, _Restricted] = {}
+        self._unenforced: set[_FamilyOfService] = set()
         self._tunnelled: dict[ObjectKey, ServicePlan] = {}
 
     # What is to be granted
@@ -106,8 +107,11 @@ class Readiness:
         for family in Family if restricted or self._restricted else ():
             key = (plan.key, family)
             before = self._restricted.pop(key, None)
+            self._unenforced.discard(key)
             if ports := frozenset(port for port in restricted if family_of(port.address) is family):
-                self._restricted[key] = _Restricted(plan, ports, before)
+                self._restricted[key] = now = _Restricted(plan, ports, before)
+                if now.unenforced:
+                    self._unenforced.add(key)
         return self.servers(plan)
 
     def add(self, plan: ServicePlan) -> None:
@@ -140,11 +144,14 @@ class Readiness:
             for owner in self._gate.take_revoked(stage):
                 if (restricted := self._restricted.get((owner, family))) is not None:
                     restricted.unenforced = restricted.ports
+                    self._unenforced.add((owner, family))
                     if restricted.has_run_out:
                         changed.append(restricted.plan)
-        for (_, family), restricted in self._restricted.items():
-            if restricted.unenforced and self._update(restricted, family, now):
-                changed.append(restricted.plan)
+        for key in list(self._unenforced):
+            if self._update(self._restricted[key], key[1], now):
+                changed.append(self._restricted[key].plan)
+            if not self._restricted[key].unenforced:
+                self._unenforced.discard(key)
         if self._pods.ready is not self._seen_pods:
             changed += self._affected_by_pods()
         return changed
@@ -181,8 +188,8 @@ class Readiness:
 
     def next_due(self) -> float | None:
         """When the next wait will have been long enough; None if none waits."""
-        restricted = [wait for wait in self._restricted.values() if wait.unenforced and not wait.has_run_out]
-        closings = [self._due(wait.since) for wait in restricted if wait.since is not None]
+        restricted = [self._restricted[key] for key in self._unenforced]
+        closings = [self._due(wait.since) for wait in restricted if wait.since is not None and not wait.has_run_out]
         return earliest(self._next_overdue(), *closings)
 
     # The questions
@@ -201,8 +208,8 @@ class Readiness:
         """Whether the address may be bound for this Service."""
         if owner in self._waiting:
             return False
-        restricted = self._restricted.get((owner, family_of(address))) if self._restricted else None
-        return restricted is None or all(port.address != address for port in restricted.unenforced)
+        key = (owner, family_of(address))
+        return key not in self._unenforced or all(port.address != address for port in self._restricted[key].unenforced)
 
     def is_ready_or_overdue(self, key: ObjectKey) -> bool:
         """Whether the Service has all that its addresses wait for, or has waited for long enough."""
