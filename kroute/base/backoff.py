@@ -192,11 +192,6 @@ class Retries(Generic[K]):
         self._waits.clear()
         self._tried.clear()
 
-    def is_waiting(self, key: K, now: float) -> bool:
-        """Whether the key has failed and is not due yet."""
-        wait = self._waits.get(key)
-        return wait is not None and now < wait.due
-
     def waiting(self, now: float) -> set[K]:
         """All keys that have failed and are not due yet."""
         return {key for key, wait in self._waits.items() if now < wait.due}

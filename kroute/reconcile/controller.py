@@ -164,7 +164,7 @@ class Controller(ABC):
         """Make one pass. What the kernel refuses is logged and tried again later, never raised."""
         await self.take()
         now = self.clock()
-        if not self._failed_passes.is_waiting(_PASS, now):
+        if _PASS not in self._failed_passes.waiting(now):
             await self.guarded(partial(self._pass, now), now)
 
     async def write_new_changes(self) -> None:

@@ -38,9 +38,8 @@ def test_only_the_first_failure_in_a_row_is_new() -> None:
 def test_keys_wait_alone() -> None:
     retries: Retries[str] = Retries(first=1)
     retries.failed("x", 0)
-    assert retries.is_waiting("x", 0.5)
-    assert not retries.is_waiting("y", 0.5)
-    assert not retries.is_waiting("x", 1)
+    assert retries.waiting(0.5) == {"x"}
+    assert retries.waiting(1) == set()
 
 
 def test_keys_that_fail_for_long_come_due_together_and_no_later_than_alone() -> None:
