@@ -47,7 +47,8 @@ def catalog_with_victims() -> DirectorCatalog:
 
 
 def plans_of(catalog: DirectorCatalog) -> dict[str, ServicePlan]:
-    return {plan.key.name: plan for plan in catalog.current if plan.key in {ObjectKey("default", it) for it in NAMES}}
+    wanted = {ObjectKey("default", name) for name in NAMES}
+    return {key.name: plan for key, plan in catalog.plans.items() if key in wanted}
 
 
 def plan_in_steps(catalog: DirectorCatalog) -> list[ServicePlan]:
@@ -93,7 +94,7 @@ def test_a_catalog_that_has_seen_changes_plans_as_one_that_lists(items: list[Kub
     other = catalog_with_victims()
     other.take(map(Applied, newest))
     plan_in_steps(other)
-    found, expected = ({plan.key: plan for plan in each.current} for each in (catalog, other))
+    found, expected = (each.plans for each in (catalog, other))
     assert found.keys() == expected.keys()
     assert all(plan.same_as(expected[key]) for key, plan in found.items())
     asked = {probe for probe, namespaces in catalog.take_asked().items() if namespaces}

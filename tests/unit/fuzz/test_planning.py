@@ -146,7 +146,7 @@ def director_with_victim() -> DirectorCatalog:
 @given(items=histories, data=st.data())
 def test_a_director_keeps_the_plans_of_victims(items: list[KubernetesObject], data: st.DataObject) -> None:
     catalog = director_with_victim()
-    [before] = catalog.current
+    [before] = catalog.plans.values()
     [(server, [real_server])] = [(it, it.real_servers) for it in before.virtual_servers]
     for item in items:
         if isinstance(item, Pod):  # a director watches none
@@ -160,11 +160,10 @@ def test_a_director_keeps_the_plans_of_victims(items: list[KubernetesObject], da
         for plan in catalog.plan_marked():
             assert len(plan.virtual_servers) <= MOST_SERVERS
             assert all(0 <= it.weight <= MAX_WEIGHT for each in plan.virtual_servers for it in each.real_servers)
-    plans = {plan.key: plan for plan in catalog.current}
-    [kept] = plans[before.key].virtual_servers
+    [kept] = catalog.plans[before.key].virtual_servers
     assert real_server in kept.real_servers
     assert kept.key == server.key
     catalog.take([Deleted(type(item), item.key) for item in items if not isinstance(item, Pod)])
     catalog.plan_marked()
-    [after] = catalog.current
+    [after] = catalog.plans.values()
     assert after.same_as(before)
