@@ -87,10 +87,8 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     method: str = MASQUERADING
     ejection: Ejection | None = None
 
-    def sharing_parts_of(self, before: "VirtualServer | None") -> "VirtualServer":
+    def sharing_parts_of(self, before: "VirtualServer") -> "VirtualServer":
         """The same value, with equal parts of `before` in place of its own."""
-        if before is None:
-            return self
         if self == before:
             return before
         real_servers = _shared(self.real_servers, before.real_servers)
@@ -271,7 +269,7 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
         So an index that holds parts of plans, such as keys, never holds two equal objects.
         """
         servers = {server.key: server for server in before.virtual_servers}
-        shared = tuple([server.sharing_parts_of(servers.get(server.key)) for server in self.virtual_servers])
+        shared = tuple([server.sharing_parts_of(servers.get(server.key, server)) for server in self.virtual_servers])
         vips, entries = _shared(self.vips, before.vips), _shared(self.set_entries, before.set_entries)
         return msgspec.structs.replace(self, key=before.key, virtual_servers=shared, vips=vips, set_entries=entries)
 
