@@ -90,9 +90,7 @@ class _MeantProxies:
         """What the cluster says, or said in the last `pause` seconds; None if it does not tell."""
         if self._api is not None and self._clock() - self._asked_at >= pause:
             self._asked_at, self.tells = self._clock(), False
-            from kroute.checks.cluster_proxies import proxies_of_node  # noqa: PLC0415  few restarts ask
-
-            question = partial(proxies_of_node, self._api, self._node_name)
+            question = partial(_proxies_of_node, self._api, self._node_name)
             try:
                 self.last = await retry_when_exhausted("asking the cluster for other proxies", question)
                 self.tells, self._complaint = True, ""
@@ -276,6 +274,13 @@ class Ownership:
         if self._cluster.last is not None:
             return sign.proxy in self._cluster.last
         return sign.proxy == KUBE_ROUTER and KUBE_ROUTER in await self._traces.now()
+
+
+async def _proxies_of_node(api: "Api", node: str) -> dict[str, str]:
+    # Few restarts ask. An import may fail for want of descriptors, so the caller tries again.
+    from kroute.checks.cluster_proxies import proxies_of_node  # noqa: PLC0415
+
+    return await proxies_of_node(api, node)
 
 
 def _problem(reason: str, sign: Sign, consequence: str) -> Problem:
