@@ -67,7 +67,7 @@ async def measure_servers(runs: int, say: Callable[[str], None]) -> tuple[str, l
             for number in range(runs):
                 for way, end in WAYS.items():
                     await asyncio.sleep(_CALM)
-                    in_use = servers[(await session.statistics()).api_server]
+                    in_use = servers[(await session.statistics()).api.server]
                     began = time.monotonic()
                     end(in_use)
                     session.apply(session.next_slice(number))
@@ -77,7 +77,7 @@ async def measure_servers(runs: int, say: Callable[[str], None]) -> tuple[str, l
                     say(f"one of {SERVERS} API servers {way}: the change was in the kernel after {seconds:.2f} s")
                     in_use.kill()
                     in_use.start()
-            counted = (await session.statistics()).api_failovers
+            counted = (await session.statistics()).api.failovers
             if counted != len(figures):
                 raise BenchError(f"{counted} fail-overs were counted, of {len(figures)}")
             await node.ask("stop")
