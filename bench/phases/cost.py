@@ -44,7 +44,7 @@ class Cost:
         self.messages = difference(lambda it: sum(socket.messages for socket in it.sockets.values()))
         self.ipvs_messages = difference(lambda it: it.sockets[IPVS].messages)
         self.bytes = difference(lambda it: sum(socket.bytes for socket in it.sockets.values()))
-        self.busy = difference(lambda it: it.loop.busy)
+        self.busy = difference(lambda it: it.loop.rounds.sum)
 
     def count_rounds(self, rounds: Sequence[float]) -> None:
         """Count the rounds of the event loop that took so many seconds."""

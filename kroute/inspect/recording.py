@@ -385,10 +385,12 @@ class RecordingNftables(
     """Tables with their sets, chains and rules. What is recorded counts as made when a table is read again."""
 
     async def transact(self, table: nft.Table, changes: Sequence[nft.NftChange]) -> list[Failure[nft.NftChange]]:
-        """Record the changes, except a table that exists already and is not dormant."""
+        """Record the changes, except a table that exists already and is not dormant, and that a new set is emptied."""
         state = await self.read(table)
         for change in changes:
             if isinstance(change, nft.AddTable) and state is not None and not state.is_dormant:
+                continue
+            if isinstance(change, nft.FlushSet) and (table, change.name) in self._made:
                 continue
             self._note_in(table, change)
             if isinstance(change, nft.AddSet | nft.FlushSet):
