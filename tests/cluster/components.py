@@ -103,8 +103,9 @@ def of_control_plane(place: Place, credentials: Credentials) -> tuple[dict[str, 
             )
         ),
         "kube-controller-manager": f"{programs['kube-controller-manager']} {own} --use-service-account-credentials=true"
-        f" --service-account-private-key-file={key} --root-ca-file={KUBERNETES}/ca.crt --allocate-node-cidrs=false"
-        f" --cluster-signing-cert-file={KUBERNETES}/ca.crt --cluster-signing-key-file={KUBERNETES}/ca.key",
+        f" --service-account-private-key-file={key} --allocate-node-cidrs=false"
+        f" --root-ca-file={KUBERNETES}/authorities.crt --cluster-signing-cert-file={KUBERNETES}/ca.crt"
+        f" --cluster-signing-key-file={KUBERNETES}/ca.key",
         "kube-scheduler": f"{programs['kube-scheduler']} {own}",
     }
     names = [path.name for path in credentials.directory.iterdir() if path.suffix in {".crt", ".key", ".csv"}]
@@ -166,6 +167,8 @@ _KUBELET = {
     "authorization": {"mode": "Webhook"},
     "cgroupDriver": "cgroupfs",
     "clusterDomain": "cluster.local",
+    "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},  # a test kills a container a hundred times
+    "featureGates": {"KubeletCrashLoopBackOffMax": True},
     "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
     "enforceNodeAllocatable": [],  # a kernel for one processor has no cpuset
     "failSwapOn": False,

@@ -1,4 +1,4 @@
-"""The authority of a cluster, the certificates of its servers, and the accounts of its components."""
+"""The authorities of a cluster, the certificates of its servers, and the accounts of its components."""
 
 import base64
 import json
@@ -21,15 +21,20 @@ _AUTHORITY = (
 
 
 class Credentials:
-    """Files in `directory`, made by openssl. `accounts` are names with their groups."""
+    """Files in `directory`, made by openssl. `accounts` are names with their groups.
+
+    The authority `ca` has signed all certificates at first. `authorities.crt` has those that clients trust.
+    """
 
     def __init__(self, directory: Path, server: str, names: Iterable[str], accounts: Mapping[str, str]) -> None:
         directory.mkdir(mode=0o700)
         self.directory = directory
         self._server = server
-        self._openssl("req", "-x509", *_new_key("ca"), "-out", "ca.crt", "-subj", "/CN=cluster", *_AUTHORITY)
         alternatives = ",".join(f"IP:{name}" if ":" in name or name[0].isdigit() else f"DNS:{name}" for name in names)
-        self._certificate("server", "/CN=kube-apiserver", "serverAuth", f"subjectAltName={alternatives}\n")
+        self._names = f"subjectAltName={alternatives}\n"
+        self.make_authority("ca")
+        self.trust("ca")
+        self.certify_server("ca")
         self._certificate("kubelet-client", "/O=system:masters/CN=kube-apiserver-kubelet-client", "clientAuth")
         self._certificate("front-proxy-client", "/CN=front-proxy-client", "clientAuth")
         self._openssl("genrsa", "-out", "service-accounts.key", "2048")
@@ -37,12 +42,25 @@ class Credentials:
         rows = (f'{self._tokens[name]},{name},{name},"{group}"\n' for name, group in accounts.items())
         (directory / "tokens.csv").write_text("".join(rows))
 
+    def make_authority(self, name: str) -> None:
+        """Make the key and the certificate of an authority."""
+        subject = ("-subj", f"/CN={name} of the cluster")
+        self._openssl("req", "-x509", *_new_key(name), "-out", f"{name}.crt", *subject, *_AUTHORITY)
+
+    def trust(self, *authorities: str) -> None:
+        """Let clients trust these authorities, and no others."""
+        (self.directory / "authorities.crt").write_text("".join(self.file(f"{name}.crt") for name in authorities))
+
+    def certify_server(self, authority: str) -> None:
+        """Make another certificate for the API server."""
+        self._certificate("server", "/CN=kube-apiserver", "serverAuth", self._names, authority)
+
     def file(self, name: str) -> str:
         return (self.directory / name).read_text()
 
     def kubeconfig(self, account: str) -> str:
         """The kubeconfig of an account."""
-        authority = base64.b64encode(self.file("ca.crt").encode()).decode()
+        authority = base64.b64encode(self.file("authorities.crt").encode()).decode()
         return json.dumps(
             {
                 "apiVersion": "v1",
@@ -57,10 +75,10 @@ class Credentials:
             indent=1,
         )
 
-    def _certificate(self, name: str, subject: str, usage: str, more: str = "") -> None:
+    def _certificate(self, name: str, subject: str, usage: str, more: str = "", by: str = "ca") -> None:
         (self.directory / f"{name}.extensions").write_text(_EXTENSIONS.format(usage=usage) + more)
         self._openssl("req", *_new_key(name), "-out", f"{name}.request", "-subj", subject)
-        signed_by = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", f"{name}.extensions")
+        signed_by = ("-CA", f"{by}.crt", "-CAkey", f"{by}.key", "-CAcreateserial", "-extfile", f"{name}.extensions")
         self._openssl("x509", "-req", "-in", f"{name}.request", *signed_by, "-out", f"{name}.crt")
 
     def _openssl(self, *arguments: str) -> None:

@@ -100,6 +100,10 @@ class Host:
                 ),
             )
 
+    def add_file(self, path: str, content: str) -> None:
+        """Have another file from the next start on, or another content of one."""
+        self._files[path] = content
+
     def switch_off(self) -> None:
         """Switch it off at once, as if its power failed."""
         if self._machine is not None:
@@ -147,10 +151,10 @@ class Cluster:
         accounts = {"admin": "system:masters", **{f"system:node:{it.name}": "system:nodes" for it in places}}
         address = control.addresses[0]
         self.server = f"https://[{address}]:6443" if ":" in address else f"https://{address}:6443"
-        credentials = Credentials(self.directory / "credentials", self.server, names, accounts)
+        self.credentials = Credentials(self.directory / "credentials", self.server, names, accounts)
         self.kubeconfig = self.directory / "kubeconfig"
-        self.kubeconfig.write_text(credentials.kubeconfig("admin"))
-        self.kubeconfig.chmod(0o600)
+        self.kubeconfig.touch(0o600)
+        self.kubeconfig.write_text(self.credentials.kubeconfig("admin"))
         programs = self.directory / "bin"
         programs.mkdir()
         for name in PROGRAMS[:-1]:
@@ -166,9 +170,10 @@ class Cluster:
 
         memory = 0 if beside else CONTROL_MEMORY
         by_node = components.routes_to_services(places[0])
-        self.control = host(control, memory, components.of_control_plane(control, credentials), "", *by_node)
+        self.control = host(control, memory, components.of_control_plane(control, self.credentials), "", *by_node)
         self.nodes = {
-            it.name: host(it, NODE_MEMORY, components.of_node(it, credentials), str(store / "node")) for it in places
+            it.name: host(it, NODE_MEMORY, components.of_node(it, self.credentials), str(store / "node"))
+            for it in places
         }
 
     def __enter__(self) -> Self:
@@ -261,6 +266,11 @@ class Cluster:
             time.sleep(_POLL)
         words = "\n".join(host.last_words() for host in self.hosts)
         raise ClusterError(f"after {within:.0f} s not: {what}{f' ({reason})' if reason else ''}\n{words}")
+
+    def put(self, host: Host, path: str, content: str) -> None:
+        """Have a file in a machine, also when it is switched off and on again."""
+        host.add_file(path, content)
+        self.on(host, f"cat >{path} <<'END'\n{content}\nEND")
 
     @property
     def hosts(self) -> tuple[Host, ...]:

@@ -63,7 +63,7 @@ def test_kroute_gives_the_nodes_back_and_takes_them_over_by_itself(
     values = cluster.directory / "values.yaml"
     first = values.read_text()
     streams.deployed(cluster)
-    end_late(cluster)
+    end_late(cluster, web)
     gives_nodes_back(cluster, web, neighbour)
     if neighbour.mode != neighbour.first_mode:
         proxies.deploy(cluster, neighbour.name, neighbour.mode, by_label=neighbour.one_by_one)
@@ -82,13 +82,17 @@ def test_kroute_gives_the_nodes_back_and_takes_them_over_by_itself(
     cluster.kubectl("rollout", "status", "deployment/web", "--timeout=10m")
 
 
-def end_late(cluster: Cluster) -> None:
-    """Let the pods of `web` end so late that a proxy hears of it in time: no proxy follows while one ends."""
+def end_late(cluster: Cluster, web: Web) -> None:
+    """Let the pods of `web` end so late that a proxy hears of it in time: no proxy follows while one ends.
+
+    kube-router begins with calls to every pod that there is, also to one that ends: in the end there is none.
+    """
     container = {"name": "agnhost", "lifecycle": {"preStop": {"sleep": {"seconds": LATE}}}}
     spec = {"terminationGracePeriodSeconds": LATE + 10, "containers": [container]}
     patch = json.dumps({"spec": {"template": {"spec": spec}}})
     cluster.kubectl("patch", "deployment", "web", "--patch", patch)
     cluster.kubectl("rollout", "status", "deployment/web", "--timeout=10m")
+    cluster.wait_until("the old pods are gone", lambda: len(web.names(also_ending=True)) == REPLICAS)
 
 
 def gives_nodes_back(cluster: Cluster, web: Web, neighbour: Neighbour) -> None:
