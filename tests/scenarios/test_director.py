@@ -444,13 +444,16 @@ async def test_a_director_that_is_killed_and_comes_back_keeps_its_vips(stage: St
 
 
 def announcements(frames: list[bytes], machine: DirectorMachine) -> list[bytes]:
-    """The frames in which the machine says that it has a VIP: ARP with it as sender, or a neighbour advertisement."""
+    """The frames in which the machine tells all that it has a VIP: ARP with it as sender, or a neighbour advertisement.
+
+    The kernel's answer to one that asks is none: it has the VIP until that expires.
+    """
     mac, vip4, vip6 = (
         bytes.fromhex(machine.mac().replace(":", "")),
         socket.inet_aton(IPV4),
         socket.inet_pton(socket.AF_INET6, IPV6),
     )
-    own = [it for it in frames if it[6:12] == mac]
+    own = [it for it in frames if it[6:12] == mac and it[0] & 1]  # to a group
     arp = [it for it in own if it[12:14] == b"\x08\x06" and it[28:32] == vip4]
     return arp + [it for it in own if it[12:14] == b"\x86\xdd" and it[54:55] == b"\x88" and it[62:78] == vip6]
 
