@@ -30,7 +30,7 @@ from kroute.kernel.ipvs.objects import (
 )
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import VirtualServer, VirtualServerKey
-from kroute.reconcile.comparison.virtual_servers import in_order_of_addition, planned_key
+from kroute.reconcile.comparison.virtual_servers import in_order_of_addition, options_of, planned_key
 
 ENDS_CONNECTIONS = "net.ipv4.vs.expire_nodest_conn"
 
@@ -57,11 +57,8 @@ class ServerOrder:
     async def read(
         self, servers: Iterable[VirtualServer], applied: Mapping[VirtualServerKey, VirtualServer]
     ) -> dict[VirtualServerKey, There]:
-        """The kernel's real servers of those of these desired servers that an edit may leave out of order.
-
-        A virtual server that is new gets them in order.
-        """
-        keys = [server.key for server in servers if server.key in applied and server.real_servers]
+        """The kernel's real servers of those of these desired servers whose edit may disturb the order."""
+        keys = [server.key for server in servers if _may_be_out_of_order(applied.get(server.key), server)]
         return {planned_key(key): there for key, there in (await self._ipvs.real_servers(keys)).items()} if keys else {}
 
     async def as_found(self, server: VirtualServer) -> VirtualServer:
@@ -116,6 +113,20 @@ def apart_from_moves(changes: Sequence[IpvsChange]) -> tuple[Sequence[IpvsChange
 def _endpoint_of(change: IpvsChange) -> Endpoint | None:
     """The real server that a change adds or deletes."""
     return (change.key, change.real_server) if isinstance(change, AddRealServer | DeleteRealServer) else None
+
+
+def _may_be_out_of_order(applied: VirtualServer | None, desired: VirtualServer) -> bool:
+    """Whether the edit from `applied` to `desired` can leave real servers in another order than the plan's.
+
+    A virtual server that is new gets them in order. Weights and departures change no order.
+    """
+    if applied is None or desired.scheduler not in SCHEDULERS_BY_ORDER or not desired.real_servers:
+        return False
+    if options_of(applied) != options_of(desired):
+        return True
+    wanted = {(address, port) for address, port, _ in desired.real_servers}
+    kept = [(address, port) for address, port, _ in applied.real_servers if (address, port) in wanted]
+    return kept != [(address, port) for address, port, _ in desired.real_servers]
 
 
 def place(desired: VirtualServer, there: There) -> list[AddRealServer | DeleteRealServer]:
