@@ -302,12 +302,12 @@ class VirtualServers:
             return
         drained = self._drains.drained(await self._drains.read(self._look.table, keys), now)
         self._suspect(key for key, _ in drained)
-        gone = await self._edits.write(
-            [DeleteRealServer(*each) for each in drained], self._order.write, harmless=ABSENT
-        )
-        for key in {planned_key(change.key) for change in gone}:
-            self._drains.stop(key, [real_server for of, real_server in drained if of == key])
-            self.desired.recheck(key)
+        deletions = [DeleteRealServer(*each) for each in drained]
+        gone = {change.key for change in await self._edits.write(deletions, self._order.write, harmless=ABSENT)}
+        for key, real_server in drained:
+            if key in gone:
+                self._drains.stop(key, [real_server])
+                self.desired.recheck(key)
 
     def _is_as_desired(self, applied: VirtualServer, desired: VirtualServer) -> bool:
         return agrees(applied, self._effective(desired), self._drains.of(applied.key))
