@@ -47,6 +47,8 @@ class AddressOwners:
         self._external_ips = Index[ObjectKey, str]()
         self._external_in_order: list[tuple[int, int, str]] = []
         """The version, number and text of each external address, sorted: those in a network are found by bisection."""
+        self._pod_lengths: set[tuple[int, int]] = set()
+        """The versions and lengths of all networks that were in `_pod_networks`: mostly one of each version."""
         self._pod_networks = Index[str, _Prefix]()
         """The networks of each Node (`spec.podCIDRs`). A kubelet may write them while they are empty, so it may lie."""
         self._api_servers: frozenset[str] = frozenset()
@@ -57,6 +59,7 @@ class AddressOwners:
         pod_cidrs = node.spec.pod_cidrs or () if node is not None else ()
         changed = self._nodes.put(name, _canonical(one.address for one in addresses if one.type.endswith("IP")))
         networks = self._pod_networks.put(name, filter(None, map(_parsed, pod_cidrs)))
+        self._pod_lengths |= {(network.version, network.length) for network in networks}
         within = (address for network in networks for address in self._external_within(network))
         return self.naming({*changed, *within})
 
@@ -93,9 +96,8 @@ class AddressOwners:
         parsed = ip_address(address)
         number, version = int(parsed), parsed.version
         bits = _BITS[version]
-        prefixes = (
-            _Prefix(version, length, number >> (bits - length)) for length in range(_SHORTEST[version], bits + 1)
-        )
+        lengths = sorted(length for of, length in self._pod_lengths if of == version)
+        prefixes = (_Prefix(version, length, number >> (bits - length)) for length in lengths)
         return next((owners[0] for prefix in prefixes if (owners := self._pod_networks.owners(prefix))), None)
 
     def services_with(self, address: str) -> Collection[ObjectKey]:
