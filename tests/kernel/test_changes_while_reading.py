@@ -1,4 +1,7 @@
-"""Addresses and routes that change while they are listed, beside thousands of VIPs: nothing half is taken for whole."""
+"""What changes while it is listed: addresses and routes beside thousands of VIPs, and virtual servers.
+
+Nothing half is taken for whole.
+"""
 
 import asyncio
 import errno
@@ -16,7 +19,11 @@ from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy.vip_addresses import VipAddresses
 from kroute.firewall.backend import node_clients
 from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs.client import ATTEMPTS, RESIZE_SECONDS
+from kroute.kernel.ipvs.objects import AddVirtualServer, VirtualServerKey, VirtualServerOptions
+from kroute.kernel.modules import kernel_version
 from kroute.kernel.net.addresses import Addresses, BindAddress, UnbindAddress
+from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.netlink_socket import DUMP_ATTEMPTS, NetlinkSocket
 from kroute.kernel.node_kernel import open_kernel
 from kroute.model.plan import Plan, Vip
@@ -81,7 +88,7 @@ class Between:
     So it comes in the midst of a dump: the kernel fills the third datagram when the second is fetched.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch, client: Addresses, times: int, act: Act) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, client: NetlinkClient, times: int, act: Act) -> None:
         collect, receive = NetlinkSocket._collect_answers, NetlinkSocket.receive
         received, left = 0, times
 
@@ -123,6 +130,45 @@ async def test_a_list_of_all_links_in_whose_midst_one_changes_is_read_again_and_
             await node.addresses.of_node()
         assert refused.value.errno == errno.EINTR
     assert interruptions.count == times
+
+
+LOAD_FACTOR = Path("/proc/sys/net/ipv4/vs/svc_lfactor")
+"""By how much the table of virtual servers is to be larger than their number, as a negative power of two."""
+RESIZES = kernel_version() >= (7, 0)
+"""Whether the kernel resizes that table."""
+
+
+def set_load_factor(factor: str) -> None:
+    LOAD_FACTOR.write_text(factor)
+
+
+@pytest.mark.parametrize("times", [2, ATTEMPTS - 1, ATTEMPTS])
+async def test_virtual_servers_are_listed_again_if_the_kernel_has_resized_their_table_meanwhile(
+    node: RealNode, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    keys, persistent = {(6, address, 80) for address in vips(VIPS)}, VirtualServerOptions(persistence_timeout=600)
+    assert await node.ipvs.write([AddVirtualServer(key, persistent) for key in keys]) == []
+    factors = itertools.cycle(["-8", "-1"])
+    resizes = 0
+
+    async def resize() -> None:
+        nonlocal resizes
+        if RESIZES:
+            set_load_factor(next(factors))
+            resizes += 1
+            await asyncio.sleep(RESIZE_SECONDS)
+
+    async def scanned() -> set[VirtualServerKey]:
+        return {key async for part in node.ipvs.scan(keys) for key, _ in part}
+
+    Between(monkeypatch, node.ipvs, times, resize)
+    if times == ATTEMPTS and RESIZES:
+        with pytest.raises(KernelError) as refused:
+            await scanned()
+        assert refused.value.errno == errno.EINTR
+    else:
+        assert await scanned() == keys
+    assert resizes == (times if RESIZES else 0)
 
 
 async def test_vips_that_fall_out_of_a_list_because_others_are_deleted_are_not_taken_for_missing(

@@ -12,6 +12,9 @@ from pathlib import Path
 from tests.lab.firewall import has_legacy
 from tests.lab.namespaces import Namespace
 
+MOST_READINGS = 10
+"""How often the virtual servers are read again that others change."""
+
 
 @dataclass(frozen=True)
 class RealServer:
@@ -38,8 +41,18 @@ class VirtualServer:
 def virtual_servers(namespace: Namespace) -> dict[str, VirtualServer]:
     """Return the IPVS table, keyed `TCP 10.254.0.10:8080` or `UDP [fd00::1]:53`; marks are `FWM 7`.
 
-    The persistence timeout is in seconds, as in ipvsadm; /proc shows jiffies.
+    The persistence timeout is in seconds, as in ipvsadm; /proc shows jiffies. The file is read until it says the same
+    twice: it omits virtual servers while Linux 7 moves them to a table of another size.
     """
+    found = _read_virtual_servers(namespace)
+    for _ in range(MOST_READINGS):
+        before, found = found, _read_virtual_servers(namespace)
+        if found.keys() == before.keys():
+            break
+    return found
+
+
+def _read_virtual_servers(namespace: Namespace) -> dict[str, VirtualServer]:
     found: dict[str, VirtualServer] = {}
     real_servers: dict[str, RealServer] = {}
     for line in namespace.read("/proc/net/ip_vs").splitlines()[3:]:

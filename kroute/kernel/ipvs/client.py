@@ -50,6 +50,10 @@ from kroute.kernel.netlink.netlink_socket import NETLINK_GENERIC
 
 MODULE = "ip_vs"
 TABLE = Path("/proc/net/ip_vs")
+ATTEMPTS = 10
+"""How often the virtual servers are listed while the kernel moves them to another table."""
+RESIZE_SECONDS = 0.05
+"""How long the kernel may need for that."""
 
 
 class Ipvs(NetlinkClient):
@@ -91,8 +95,9 @@ class Ipvs(NetlinkClient):
         The kernel writes that file page by page. It counts the start of a page among this network namespace's virtual
         servers, but looks it up among those of all namespaces (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_next and
         ip_vs_info_array). If other namespaces have virtual servers, the file omits some of ours and repeats others. The
-        same happens when virtual servers are added or deleted between two pages. Netlink omits none, so those of
-        `expected` that the file omits are looked up there, and come as the last part.
+        same happens when virtual servers are added or deleted between two pages, and since Linux 7 while it enlarges or
+        shrinks its table. So those of `expected` that the file omits are looked up by netlink, and come as the last
+        part.
         """
         if not _table_exists():
             await self._find_again()
@@ -177,7 +182,17 @@ class Ipvs(NetlinkClient):
         return found
 
     async def _read_options(self) -> dict[VirtualServerKey, VirtualServerOptions]:
-        return dict(await self._ask(encode_dump, parse_virtual_server))
+        """The options of all virtual servers: one dump. Raises KernelError EINTR if it cannot be had whole.
+
+        For each datagram Linux 7 walks its table from the beginning, and skips as many as it has listed. If it has
+        moved them to a table of another size meanwhile, it lists some twice and as many others not at all.
+        """
+        for _ in range(ATTEMPTS):
+            listed = await self._ask(encode_dump, parse_virtual_server)
+            if len(options := dict(listed)) == len(listed):
+                return options
+            await asyncio.sleep(RESIZE_SECONDS)
+        raise KernelError("the IPVS table changes faster than it can be read; trying later", errno=errno.EINTR)
 
     async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
         """Set the connection timeouts, in seconds; for 0 the kernel keeps its own. Raises KernelError."""
