@@ -102,8 +102,11 @@ def with_docker(node1: Node, variant: str) -> Iterator[Node]:
 
 @pytest.fixture
 def with_ufw(world: World, node1: Node) -> Iterator[Node]:
-    """As `with_docker`. The pods of the node know each other: ufw forwards no neighbour discovery between them."""
+    """As `with_docker`. The pods of the node have just found each other: ufw forwards no neighbour discovery between
+    them, and an entry that is not new would be confirmed by the kernel a few seconds after its next use, in vain.
+    """
     for address in (world.visitor.ip, world.visitor.ip6):
+        world.web[0].run("ip", "neighbour", "flush", "to", address)
         world.web[0].run("busybox", "ping", "-c", "1", "-W", PINGS_END_WITHIN, address)
     with ufw(node1):
         yield node1
