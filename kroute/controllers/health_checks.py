@@ -183,7 +183,8 @@ class HealthCheckServer(BriefHttpServer):
     Path and method do not matter, because a load balancer may be configured to use any.
 
     The status is 200 when the Service has ready endpoints on this node and the proxy is `healthy`, else 503. The weight
-    header and the body say how many endpoints there are.
+    header and the body say how many endpoints there are. Only endpoints of the family over which the load balancer asks
+    count, as with kube-proxy since 1.36 (kubernetes/kubernetes#137370): it sends clients over that family.
     """
 
     def __init__(self, checked_at: CheckedAt, healthy: Callable[[], bool]) -> None:
@@ -195,17 +196,18 @@ class HealthCheckServer(BriefHttpServer):
         if (checked := self._checked_at(request.port)) is None:
             return Response(HTTPStatus.SERVICE_UNAVAILABLE)
         (key, check), is_healthy = checked, self._healthy()
+        local_endpoints = check.local_endpoints.get(request.family, 0)
         body = {
             "service": {"namespace": key.namespace, "name": key.name},
-            "localEndpoints": check.local_endpoints,
+            "localEndpoints": local_endpoints,
             "serviceProxyHealthy": is_healthy,
         }
         return Response(
-            HTTPStatus.OK if is_healthy and check.local_endpoints else HTTPStatus.SERVICE_UNAVAILABLE,
+            HTTPStatus.OK if is_healthy and local_endpoints else HTTPStatus.SERVICE_UNAVAILABLE,
             msgspec.json.encode(body),
             "application/json",
             {
                 "X-Content-Type-Options": "nosniff",
-                "X-Load-Balancing-Endpoint-Weight": str(check.local_endpoints),
+                "X-Load-Balancing-Endpoint-Weight": str(local_endpoints),
             },
         )

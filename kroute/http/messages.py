@@ -9,6 +9,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import h11
 import msgspec
 
+from kroute.model.addresses import Family
+
 LONGEST_HEAD = 16 << 10
 """Bytes of a request line with all its fields. Servers take 8 KiB and more; what asks here sends some hundred."""
 
@@ -18,12 +20,13 @@ class MalformedError(ValueError):
 
 
 class Request:
-    """The head of a request that arrived at a port of this host. Names of fields are in lower case."""
+    """The head of a request that arrived at a port of this host over `family`. Names of fields are in lower case."""
 
-    def __init__(self, method: str, target: str, headers: Mapping[str, str], port: int) -> None:
+    def __init__(self, method: str, target: str, headers: Mapping[str, str], port: int, family: Family) -> None:
         self.method = method
         self.headers = headers
         self.port = port
+        self.family = family
         path, _, self._query = target.partition("?")
         if not target.startswith("/"):  # a proxy's form, with scheme and host; or `*`, or HOST:PORT
             parts = urlsplit(target)
@@ -55,11 +58,12 @@ def text(status: HTTPStatus, sentence: str) -> Response:
 
 
 class ServerExchange:
-    """The only request of a connection that was accepted at `port`, and its answer."""
+    """The only request of a connection that was accepted at `port` over `family`, and its answer."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, family: Family) -> None:
         self._http = h11.Connection(h11.SERVER)
         self._port = port
+        self._family = family
         self._room = LONGEST_HEAD
         self._is_head = False
 
@@ -103,4 +107,4 @@ class ServerExchange:
         for raw_name, raw_value in event.headers:
             name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
             fields[name] = f"{fields[name]}, {value}" if name in fields else value
-        return Request(method, event.target.decode("ascii"), fields, self._port)
+        return Request(method, event.target.decode("ascii"), fields, self._port, self._family)

@@ -21,6 +21,7 @@ import structlog
 from kroute.base.backoff import Backoff, exhaustion
 from kroute.http.fair_listener import Budget, FairListener, client_of
 from kroute.http.messages import MalformedError, Request, Response, ServerExchange, text
+from kroute.model.addresses import Family
 from kroute.model.plan import Problem
 from kroute.settings import ListenAddress
 
@@ -145,7 +146,9 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.client = client_of(transport.get_extra_info("peername", ("::1", 0))[0])
-        self._exchange = ServerExchange(transport.get_extra_info("sockname", ("", 0))[1])
+        address, port, *_ = transport.get_extra_info("sockname", ("::1", 0))
+        family = Family.IPV4 if "." in address else Family.IPV6  # a socket of both families has ::ffff:10.0.0.1
+        self._exchange = ServerExchange(port, family)
         self._server.opened(self)
 
     def connection_lost(self, _exc: Exception | None) -> None:

@@ -3,7 +3,7 @@
 There is one `ServicePlan` for each Service, and one `NodePlan` for what depends on no Service.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum, StrEnum
 from typing import ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -166,10 +166,10 @@ class SetEntry(NamedTuple):
 
 
 class HealthCheck(NamedTuple):
-    """A Service's `healthCheckNodePort`, and how many of its ready endpoints are on this node."""
+    """A Service's `healthCheckNodePort`, and how many of its ready endpoints are on this node, by its families."""
 
     port: int
-    local_endpoints: int
+    local_endpoints: Mapping[Family, int]
 
 
 class Problem(NamedTuple):

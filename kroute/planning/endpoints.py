@@ -75,7 +75,7 @@ def health_check_of(service: Service, merged: Mapping[Family, MergedSlices], nod
     port = service.spec.health_check_node_port
     if not 1 <= port <= 65535 or service.spec.type != "LoadBalancer" or service.spec.external_traffic_policy != LOCAL:
         return None
-    return HealthCheck(port, _ready_on(node, merged.values()))
+    return HealthCheck(port, {family: _ready_on(node, slices) for family, slices in merged.items()})
 
 
 def health_check_entries(check: HealthCheck, node: NodeFacts) -> Iterator[SetEntry]:
@@ -84,20 +84,15 @@ def health_check_entries(check: HealthCheck, node: NodeFacts) -> Iterator[SetEnt
         yield SetEntry(AddressSet.HEALTH_CHECK, (address, int(Protocol.TCP), check.port))
 
 
-def _ready_on(node: NodeFacts, merged: Iterable[MergedSlices]) -> int:
-    """How many ready endpoints are on this node, each once, whatever its ports. One with two families counts once."""
-    counts = [
-        len(
-            {
-                server.address
-                for backends in slices.backends.values()
-                for server, traits in backends.items()
-                if traits.node_name == node.name and traits.is_ready
-            }
-        )
-        for slices in merged
-    ]
-    return max(counts, default=0)
+def _ready_on(node: NodeFacts, slices: MergedSlices) -> int:
+    """How many ready endpoints are on this node, each once, whatever its ports."""
+    here = {
+        server.address
+        for backends in slices.backends.values()
+        for server, traits in backends.items()
+        if traits.node_name == node.name and traits.is_ready
+    }
+    return len(here)
 
 
 def refusals(merged: Iterable[MergedSlices]) -> list[Problem]:

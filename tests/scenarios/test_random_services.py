@@ -390,10 +390,6 @@ class Why(Enum):
         "cluster. A virtual server cannot tell clients, so with an endpoint on this node all have those, as in the "
         "mode ipvs"
     )
-    HEALTH_OF_EITHER_FAMILY = (
-        "a health check of a Service with both families, of which only the other has a ready endpoint on this node: "
-        "kube-proxy answers on each family's addresses for that family, kroute on all for the one that has more"
-    )
 
 
 class Difference(NamedTuple):
@@ -462,10 +458,7 @@ def health_differences(made: Scene, theirs: Served, ours: Served) -> Iterator[Di
     owners = {it.service["spec"].get("healthCheckNodePort"): it for it in made.items}
     for port, status in theirs.health.items():
         if status != ours.health[port]:
-            item = owners[port[1]]
-            is_mixed = len(item.cluster_ips) == 2 and (status, ours.health[port]) == (503, 200)
-            why = Why.HEALTH_OF_EITHER_FAMILY if is_mixed else None
-            yield Difference(item, port, status, ours.health[port], why)
+            yield Difference(owners[port[1]], port, status, ours.health[port], None)
 
 
 @pytest.mark.parametrize("part", range(-(-COUNT // OF_A_PART)))

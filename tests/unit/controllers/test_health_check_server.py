@@ -8,6 +8,7 @@ import pytest
 
 from kroute.controllers.health_checks import HealthCheckServer
 from kroute.http import server as http_server
+from kroute.model.addresses import Family
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck
 from tests.unit.load_balancer import LOCALHOST, ask, connected, say, until
@@ -17,7 +18,7 @@ class Node:
     """One port, which reports on Service default/web."""
 
     def __init__(self) -> None:
-        self.local_endpoints = 1
+        self.local_endpoints = {Family.IPV4: 1}
         self.is_healthy = True
         self.has_service = True
         self.server = HealthCheckServer(self.checked_at, lambda: self.is_healthy)
@@ -51,7 +52,7 @@ async def port(node: Node) -> AsyncIterator[int]:
 async def test_what_a_load_balancer_is_told(
     node: Node, port: int, local_endpoints: int, is_healthy: bool, status: int
 ) -> None:
-    node.local_endpoints, node.is_healthy = local_endpoints, is_healthy
+    node.local_endpoints, node.is_healthy = {Family.IPV4: local_endpoints}, is_healthy
     answer = await ask(port)
     assert answer.status == status
     assert answer.headers["Content-Type"] == "application/json"
@@ -63,6 +64,27 @@ async def test_what_a_load_balancer_is_told(
         "localEndpoints": local_endpoints,
         "serviceProxyHealthy": is_healthy,
     }
+
+
+@pytest.mark.parametrize(
+    ("local_endpoints", "expected"),
+    [
+        ({Family.IPV4: 2, Family.IPV6: 0}, [(200, 2), (503, 0)]),
+        ({Family.IPV4: 0, Family.IPV6: 1}, [(503, 0), (200, 1)]),
+        ({Family.IPV6: 1}, [(503, 0), (200, 1)]),
+    ],
+    ids=["IPv4 here", "IPv6 here", "no IPv4 at all"],
+)
+async def test_one_socket_tells_each_family_of_its_own_endpoints(
+    node: Node, local_endpoints: dict[Family, int], expected: list[tuple[int, int]]
+) -> None:
+    node.local_endpoints = local_endpoints
+    listener = await node.server.listen("", 0)
+    port = listener.sockets[0].getsockname()[1]
+    answers = [await ask(port, host=host) for host in (LOCALHOST, "::1")]
+    await node.server.close([listener])
+    assert [(it.status, json.loads(it.body)["localEndpoints"]) for it in answers] == expected
+    assert [it.headers["X-Load-Balancing-Endpoint-Weight"] for it in answers] == [str(count) for _, count in expected]
 
 
 async def test_a_service_that_goes_while_it_is_asked_for_is_not_served(node: Node, port: int) -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from kroute.controllers.health_checks import HealthChecks
+from kroute.model.addresses import Family
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck, NodePlan, Problem, ServicePlan
 from kroute.reconcile.broadcaster import Broadcaster
@@ -45,7 +46,7 @@ class Node:
 
 
 def plan(port: int | None, local_endpoints: int = 1, key: ObjectKey = WEB) -> ServicePlan:
-    return ServicePlan(key, health_check=HealthCheck(port, local_endpoints) if port else None)
+    return ServicePlan(key, health_check=HealthCheck(port, dict.fromkeys(Family, local_endpoints)) if port else None)
 
 
 @pytest.fixture

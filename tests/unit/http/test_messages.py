@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kroute.http.messages import LONGEST_HEAD, MalformedError, Request, Response, ServerExchange, text
+from kroute.model.addresses import Family
 
 PORT = 10256
 PIECES = st.sampled_from(
@@ -35,13 +36,13 @@ PIECES = st.sampled_from(
 
 
 def request(*lines: str) -> Request:
-    asked = ServerExchange(PORT).receive("\r\n".join([*lines, "", ""]).encode("latin-1"))
+    asked = ServerExchange(PORT, Family.IPV4).receive("\r\n".join([*lines, "", ""]).encode("latin-1"))
     assert asked is not None
     return asked
 
 
 def answer(response: Response, method: str = "GET") -> bytes:
-    exchange = ServerExchange(PORT)
+    exchange = ServerExchange(PORT, Family.IPV4)
     assert exchange.receive(f"{method} / HTTP/1.0\r\n\r\n".encode()) is not None
     return exchange.answer(response)
 
@@ -63,7 +64,7 @@ def test_a_target_may_have_other_forms(target: str, path: str) -> None:
 
 def test_a_request_that_arrives_in_pieces_is_taken_when_its_head_is_complete() -> None:
     whole = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
-    exchange = ServerExchange(PORT)
+    exchange = ServerExchange(PORT, Family.IPV4)
     for at in range(len(whole) - 1):
         assert exchange.receive(whole[at : at + 1]) is None
     asked = exchange.receive(whole[-1:] + b"body\r\n\r\n")
@@ -72,7 +73,7 @@ def test_a_request_that_arrives_in_pieces_is_taken_when_its_head_is_complete() -
 
 
 def test_a_head_that_never_ends_is_refused_when_it_is_too_long() -> None:
-    exchange = ServerExchange(PORT)
+    exchange = ServerExchange(PORT, Family.IPV4)
     assert exchange.receive(b"GET / HTTP/1.1\r\nA: ") is None
     assert exchange.receive(b"x" * (LONGEST_HEAD - 100)) is None
     with pytest.raises(MalformedError):
@@ -100,7 +101,7 @@ def test_a_head_that_never_ends_is_refused_when_it_is_too_long() -> None:
     ],
 )
 def test_what_is_no_request_is_refused_and_answered(received: bytes) -> None:
-    exchange = ServerExchange(PORT)
+    exchange = ServerExchange(PORT, Family.IPV4)
     with pytest.raises(MalformedError):
         exchange.receive(received)
     assert exchange.answer(text(HTTPStatus.BAD_REQUEST, "no")).startswith(b"HTTP/1.1 400 ")
@@ -108,7 +109,7 @@ def test_what_is_no_request_is_refused_and_answered(received: bytes) -> None:
 
 @given(st.lists(PIECES | st.binary(max_size=3), max_size=12).map(b"".join))
 def test_whatever_arrives_is_a_request_or_is_refused(received: bytes) -> None:
-    exchange = ServerExchange(PORT)
+    exchange = ServerExchange(PORT, Family.IPV4)
     try:
         asked = exchange.receive(received + b"\r\n\r\n")
     except MalformedError:

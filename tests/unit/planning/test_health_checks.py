@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, Endpoint, Service
 from kroute.model.plan import AddressSet, HealthCheck, ServicePlan
@@ -40,18 +41,20 @@ def open_at(plan: ServicePlan) -> list[tuple[str | int, ...]]:
     return [it.element for it in plan.set_entries if it.set is AddressSet.HEALTH_CHECK]
 
 
-def test_it_counts_ready_endpoints_of_this_node_each_once() -> None:
+def test_it_counts_ready_endpoints_of_this_node_each_once_by_family() -> None:
     slices = [
         endpoint_slice("web-1", HERE, THERE, LEAVING_HERE, ports=[8080]),
         endpoint_slice("web-2", HERE, endpoint("10.244.1.9", on=NODE), ports=[9090]),
         endpoint_slice("web-6", endpoint("fd00:10::1", on=NODE), address_type="IPv6"),
     ]
     of = service("web", "10.96.0.10", "fd00:96::a", **LOCAL)
-    assert plan_service(of, read(*slices), facts(), settings()).health_check == HealthCheck(31000, 2)
+    assert plan_service(of, read(*slices), facts(), settings()).health_check == HealthCheck(
+        31000, {Family.IPV4: 2, Family.IPV6: 1}
+    )
 
 
 def test_without_local_endpoints_it_counts_none() -> None:
-    assert make(service(**LOCAL), THERE, LEAVING_HERE).health_check == HealthCheck(31000, 0)
+    assert make(service(**LOCAL), THERE, LEAVING_HERE).health_check == HealthCheck(31000, {Family.IPV4: 0})
 
 
 @pytest.mark.parametrize("field", [{"kind": "NodePort"}, {"external_traffic_policy": "Cluster"}])
@@ -68,7 +71,7 @@ def test_the_firewall_lets_in_on_every_address_for_node_ports_whatever_families_
 
 def test_no_service_opens_a_protected_port() -> None:
     plan = make(service(**{**LOCAL, "health_check_node_port": 10250}), HERE)
-    assert (plan.health_check, open_at(plan)) == (HealthCheck(10250, 1), [])
+    assert (plan.health_check, open_at(plan)) == (HealthCheck(10250, {Family.IPV4: 1}), [])
 
 
 def test_new_addresses_of_the_node_are_opened_for_a_service_without_node_ports() -> None:
