@@ -13,7 +13,7 @@ from kroute.settings import Settings
 from kroute.settings.text import without_user
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.decoding import read_answer
-from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError
+from kroute.watchers.kubernetes.errors import RENEW, UNAUTHORIZED, ApiError, ConfigurationError
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -67,9 +67,7 @@ class Known(NamedTuple):
 
 
 NO_API = Known(None, "no API server answers")
-UNAUTHORIZED = 401
 _LOOK = "look whether it runs, and give its own address: its ClusterIP is not served before kroute is"
-_RENEW = "renew the token; a Pod's is refused when its account was deleted, also if it was made again: delete the Pod"
 
 
 async def check_api(settings: Settings) -> tuple[list[Finding], Known]:
@@ -85,7 +83,7 @@ async def check_api(settings: Settings) -> tuple[list[Finding], Known]:
             clocks = compare_clocks(theirs, before, time.time())
             findings = [ok(API, f"{without_user(api.server)} answers"), *_others(await api.faults()), clocks]
         except ApiError as error:
-            return [failed(API, str(error), _RENEW if error.status == UNAUTHORIZED else _LOOK)], NO_API
+            return [failed(API, str(error), RENEW if error.status == UNAUTHORIZED else _LOOK)], NO_API
         findings += await _permissions(api, watched(settings))
         return findings, await _node(api, settings.node_name)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kroute.inspect.figures import Figures
     from kroute.model.plan import Plan, Problem, ServicePlan
     from kroute.reconcile.pass_status import ControllerStatistics
+    from kroute.watchers.kubernetes.errors import Denial
 
 QUESTION = agent_socket.STATUS
 """The question that an agent or a director answers with a Status. `status shared` also asks for the digest."""
@@ -219,11 +220,10 @@ def proxy_problems(waits_for: str, rival: str) -> Iterator[StatusProblem]:
         yield _failure("RivalServiceProxy", f"{rival}, beside kroute", step)
 
 
-def source_problems(source: Source, denied: Iterable[str]) -> Iterator[StatusProblem]:
-    """What keeps the agent from reading Services. `denied` are the kinds that it may not read."""
-    for kind in denied:
-        message = f"the API server does not let kroute list and watch every {kind}"
-        yield _failure("Denied", message, "compare the ClusterRole and the ServiceAccount with deploy/kustomize/base")
+def source_problems(source: Source, denials: Iterable[Denial]) -> Iterator[StatusProblem]:
+    """What keeps the agent from reading Services."""
+    for denial in dict.fromkeys(denials):
+        yield _failure("Denied", denial.message, denial.next_step)
     if not source.connected:
         message = "the API server does not answer; what is in the kernel stays"
         yield _failure("ApiUnreachable", message, "run `kroute check` on the node: it asks the server and says why")

@@ -28,6 +28,7 @@ from kroute.telemetry.agent_parts import AgentParts
 from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.shared_answers import SharedAnswers
 from kroute.telemetry.statistics import STARTED, Statistics
+from kroute.watchers.kubernetes.errors import denial
 
 
 class AgentStatus:
@@ -73,13 +74,13 @@ class AgentStatus:
             source=source,
             shared=await shared_state.digest(await self._shared.get(None)) if with_digest else "",
         )
-        denied = [kind for kind, watch in counted.watches.items() if watch.is_denied]
+        denials = [denial(kind, watch.denied_with) for kind, watch in counted.watches.items() if watch.denied_with]
         complaints = [] if waits_for else parts.controllers.complaints()
         return with_problems(
             found,
             [
                 *proxy_problems(str(waits_for or ""), str(parts.ownership.rival or "")),
-                *source_problems(source, denied),
+                *source_problems(source, denials),
                 *manifest_problems(parts.faults()),
                 *work_problems(complaints, counted.controllers),
                 *kernel_problems(found.served, unreadable, is_settled=found.is_settled),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from kroute.checks.preflight import has_capability
 from kroute.model.plan import Problem
 from kroute.telemetry.statistics import Statistics
+from kroute.watchers.kubernetes.errors import denial
 
 REASON = "PrivilegeLost"
 
@@ -51,9 +52,8 @@ class PrivilegeWatch:
             if controller.denied and controller.last_error:
                 yield _lost(f"controller {name}", f"the kernel denies {name} what it needs", _CONTAINER)
         for kind, watch in statistics.watches.items():
-            if watch.is_denied:
-                said = f"the API server does not let kroute list and watch every {kind}"
-                yield _lost(f"API {kind}", said, "compare the ClusterRole and the ServiceAccount with deploy/")
+            if watch.denied_with:
+                yield _lost(*denial(kind, watch.denied_with))
 
 
 def _lost(subject: str, what: str, next_step: str) -> Problem:

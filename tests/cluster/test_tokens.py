@@ -64,7 +64,7 @@ def test_agents_whose_account_was_deleted_serve_on_and_say_that_they_are_refused
 
         def are_refused() -> bool:
             texts = [cluster.run("sh", "-c", f"kubectl kroute status --node {name} || true") for name in cluster.nodes]
-            return all("the API server does not let kroute list and watch every Service" in text for text in texts)
+            return all("the API server refuses kroute's token" in text for text in texts)
 
         try:
             cluster.wait_until("each says that it is refused", are_refused)

@@ -1,6 +1,6 @@
 """Errors between kroute and the API server."""
 
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -12,6 +12,9 @@ NO_STREAMING = frozenset({400, 403, 404, 422})
 """Status codes for a streaming list from servers or proxies that do not support it."""
 LONGEST_PAUSE = 300.0
 """The longest pause in seconds that a server may ask for before the next try."""
+UNAUTHORIZED, FORBIDDEN = 401, 403
+RENEW = "renew the token; a Pod's is refused when its account was deleted, also if it was made again: delete the Pod"
+"""The next step after UNAUTHORIZED."""
 
 
 class ConfigurationError(Exception):
@@ -87,7 +90,7 @@ class ApiError(Exception):
     @property
     def is_denied(self) -> bool:
         """Whether a permission is missing, or the credentials are not accepted."""
-        return self.status in {401, 403}
+        return self.status in {UNAUTHORIZED, FORBIDDEN}
 
     @property
     def is_final(self) -> bool:
@@ -103,6 +106,25 @@ class ApiError(Exception):
     def may_lack_streaming(self) -> bool:
         """Whether this answer to a streaming list may only mean that the server has none."""
         return self.status in NO_STREAMING and not self.lacks_field_selector
+
+
+class Denial(NamedTuple):
+    """What the API server denies kroute: a name of it, a clause, and the next step."""
+
+    subject: str
+    message: str
+    next_step: str
+
+
+def denial(kind: str, status: int) -> Denial:
+    """What it means that the API server refuses with this status to list and watch a kind.
+
+    An unknown token is the same denial for every kind.
+    """
+    if status == UNAUTHORIZED:
+        return Denial("API token", "the API server refuses kroute's token (401 Unauthorized)", RENEW)
+    next_step = "compare the ClusterRole and the ServiceAccount with deploy/kustomize/base"
+    return Denial(f"API {kind}", f"the API server does not let kroute list and watch every {kind}", next_step)
 
 
 def _pause(header: str | None, in_status: float | None) -> float | None:

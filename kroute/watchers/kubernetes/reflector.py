@@ -81,7 +81,7 @@ class Reflector:
             objects=len(self._inventory),
             malformed=self._decoder.malformed,
             resource_version="" if self._must_list else self._resource_version,
-            is_denied=self._retry_policy.is_denied,
+            denied_with=self._retry_policy.denied_with,
             is_away=self._api.presence.is_away,
         )
 

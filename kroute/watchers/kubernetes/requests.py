@@ -54,8 +54,8 @@ class WatchStatistics(msgspec.Struct):
     """The counters of one kind's watch, since its reflector was made.
 
     `objects` are the known ones. `resource_version` is the newest that was read (empty: no list was complete).
-    `denied` are the failures with status 401 or 403; `is_denied` when they have lasted, which those of a starting
-    server do not. `is_away`: whether the server did not answer the last request.
+    `denied` are the failures with status 401 or 403; `denied_with` is the status when they have lasted, which those of
+    a starting server do not, else 0. `is_away`: whether the server did not answer the last request.
     """
 
     lists: int = 0
@@ -66,7 +66,7 @@ class WatchStatistics(msgspec.Struct):
     malformed: int = 0
     resource_version: str = ""
     denied: int = 0
-    is_denied: bool = False
+    denied_with: int = 0
     is_away: bool = False
 
 

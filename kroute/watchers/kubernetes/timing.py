@@ -59,8 +59,8 @@ class RetryPolicy:
         self._doubt = Backoff(FIRST_DOUBT, LAST_DOUBT, timing.rng)
         self._denied_since: float | None = None
         self._listed_at = -math.inf
-        self.is_denied = False
-        """Whether the server has refused for so long that it means it."""
+        self.denied_with = 0
+        """The status with which the server has refused for so long that it means it; else 0."""
 
     def listed(self) -> None:
         """Note that a list was complete."""
@@ -74,13 +74,13 @@ class RetryPolicy:
 
     def allowed(self) -> None:
         """Note that the server has answered otherwise than with a refusal."""
-        self._denied_since, self.is_denied = None, False
+        self._denied_since, self.denied_with = None, 0
         self._doubt.reset()
 
     def pause(self, error: ApiError, *, while_watching: bool) -> float:
         """Seconds until the next try after this failure of a list or of a watch."""
         if error.is_denied:
-            return self._pause_after_refusal()
+            return self._pause_after_refusal(error.status)
         self.allowed()
         if error.retry_after is not None:
             return max(error.retry_after, FIRST_RETRY) * (1.0 + self._timing.rng.random())
@@ -88,9 +88,9 @@ class RetryPolicy:
             return 0.0
         return self._backoff.delay()
 
-    def _pause_after_refusal(self) -> float:
+    def _pause_after_refusal(self, status: int) -> float:
         now = self._timing.clock()
         if self._denied_since is None:
             self._denied_since = now
-        self.is_denied = now - self._denied_since >= DOUBTED_FOR
-        return self._backoff.delay() if self.is_denied else self._doubt.delay()
+        self.denied_with = status if now - self._denied_since >= DOUBTED_FOR else 0
+        return self._backoff.delay() if self.denied_with else self._doubt.delay()

@@ -66,7 +66,7 @@ async def test_each_thing_that_hinders_the_agent_has_a_next_step(agent: Observed
     agent.workers.faults = ["masquerade has failed for 75 s: the lock is held"]
     agent.workers.counters["route_fix"] = ControllerStatistics(waiting=3)
     agent.workers.counters["masquerade"] = ControllerStatistics(failing_for=75, last_error="the lock is held")
-    agent.watches["Node"] = WatchStatistics(1, 2, 0, 9, 0, 0, "", denied=9, is_denied=True, is_away=True)
+    agent.watches["Node"] = WatchStatistics(1, 2, 0, 9, 0, 0, "", denied=9, denied_with=403, is_away=True)
     agent.kernel.refuses = True
     fills = agent.workers.fills[0]
     fills.entries = fills.limit
@@ -78,6 +78,14 @@ async def test_each_thing_that_hinders_the_agent_has_a_next_step(agent: Observed
     ]
     assert found.served.missing is None
     assert all(it.next_step for it in found.problems)
+
+
+async def test_a_token_that_the_api_server_refuses_is_one_problem_and_is_to_be_renewed(agent: Observed) -> None:
+    for watch in agent.watches.values():
+        watch.denied_with = 401
+    [problem] = (await status(agent)).problems
+    assert (problem.reason, problem.message) == ("Denied", "the API server refuses kroute's token (401 Unauthorized)")
+    assert problem.next_step.startswith("renew the token")
 
 
 @pytest.mark.parametrize(("waits", "state"), [(True, State.WAITING), (False, State.READY)])

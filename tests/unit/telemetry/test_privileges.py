@@ -43,21 +43,32 @@ async def test_a_controller_that_the_kernel_denies_what_it_needs(agent: Observed
 
 
 async def test_a_verb_that_the_api_server_denies(agent: Observed) -> None:
-    agent.watches["EndpointSlice"].is_denied = True
+    agent.watches["EndpointSlice"].denied_with = 403
     [problem] = told(agent)
     assert problem.subject == "API EndpointSlice"
     assert "ClusterRole" in problem.message
+
+
+async def test_a_token_that_the_api_server_refuses_is_one_loss_and_is_to_be_renewed(agent: Observed) -> None:
+    for watch in agent.watches.values():
+        watch.denied_with = 401
+    assert len(agent.watches) > 1
+    [problem] = told(agent)
+    assert problem.subject == "API token"
+    assert "401 Unauthorized" in problem.message
+    assert "renew the token" in problem.message
+    assert "ClusterRole" not in problem.message
 
 
 async def test_what_is_allowed_again_is_taken_back_once(agent: Observed) -> None:
     said: list[Problem] = []
     taken_back: list[Problem] = []
     watch = PrivilegeWatch(agent.statistics, said.append, taken_back.append, 30.0, lambda: True)
-    agent.watches["Node"].is_denied = True
+    agent.watches["Node"].denied_with = 403
     deny(agent)
     watch.look()
     assert taken_back == []
-    agent.watches["Node"].is_denied = False
+    agent.watches["Node"].denied_with = 0
     agent.workers.counters["masquerade"].last_error = ""
     watch.look()
     watch.look()

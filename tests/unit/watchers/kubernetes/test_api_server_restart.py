@@ -198,7 +198,9 @@ def test_the_first_refusals_of_a_server_are_no_loss_of_a_privilege(tmp_path: Pat
             async def look() -> None:
                 while True:
                     await asyncio.sleep(0.5)
-                    refused.append(any(reflector.statistics.is_denied for reflector in it.watcher.reflectors.values()))
+                    refused.append(
+                        any(reflector.statistics.denied_with for reflector in it.watcher.reflectors.values())
+                    )
 
             async with running(look()):
                 await moment_of_change(it, restart)
@@ -216,12 +218,12 @@ def test_a_refusal_that_lasts_is_a_loss_until_it_ends(tmp_path: Path) -> None:
                 it.server.access.forbid(verb, "endpointslices")
             it.server.end_watches()
             await asyncio.sleep(DOUBTED_FOR / 2)
-            assert not slices.statistics.is_denied
+            assert slices.statistics.denied_with == 0
             await asyncio.sleep(DOUBTED_FOR * 2)
-            assert slices.statistics.is_denied
+            assert slices.statistics.denied_with == 403
             it.server.access.allow_all()
             await asyncio.sleep(120)
-            assert not slices.statistics.is_denied
+            assert slices.statistics.denied_with == 0
             assert not it.watcher.reflectors["Service"].statistics.denied
 
     in_virtual_time(run())
