@@ -174,11 +174,14 @@ async def ask_all_status(kubectl: Kubectl, pods: Sequence[AgentPod]) -> list[Fle
 
 
 async def run(kubectl: Kubectl, pod: AgentPod, words: Sequence[str]) -> Output:
-    """Run `kroute WORDS...` in the agent's pod. Raises KubectlError if it was not run at all."""
+    """Run `kroute WORDS...` in the agent's pod. Raises KubectlError if it was not run at all.
+
+    It may take as long there as kubectl here: what kubectl has begun in a container does not end with kubectl.
+    """
     if pod.trouble:
         raise KubectlError(pod.trouble)
     where = ("-n", pod.namespace, pod.name, "-c", pod.container)
-    output = await kubectl.call("exec", *where, "--", "kroute", *words)
+    output = await kubectl.call("exec", *where, "--", "timeout", f"{kubectl.seconds:g}", "kroute", *words)
     if output.code and not output.out:
         raise KubectlError(output.complaint or f"kubectl exec ended with {output.code}")
     return output

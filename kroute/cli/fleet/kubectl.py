@@ -30,9 +30,9 @@ class Kubectl:
 
     def __init__(self, flags: Sequence[str], *, at_once: int, seconds: float) -> None:
         """`seconds` is how long one call may take."""
+        self.seconds = seconds
         self._flags = tuple(flags)
         self._turns = asyncio.Semaphore(at_once)
-        self._seconds = seconds
 
     async def get(self, path: str) -> bytes:
         """The answer of the API server to GET. Raises KubectlError."""
@@ -52,11 +52,11 @@ class Kubectl:
                     program, *self._flags, *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=stdout, stderr=stderr
                 )
             try:
-                async with asyncio.timeout(self._seconds):
+                async with asyncio.timeout(self.seconds):
                     said, complained = await asyncio.gather(_read(out), _read(complaint))
                     await process.wait()
             except TimeoutError:
-                raise KubectlError(f"no answer within {self._seconds:g} s") from None
+                raise KubectlError(f"no answer within {self.seconds:g} s") from None
             finally:
                 if process.returncode is None:
                     with suppress(ProcessLookupError):

@@ -1,12 +1,15 @@
 """The agents' pods are found by the DaemonSet's labels, and asked in the way that their configuration leaves open."""
 
+import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
-from kroute.cli.fleet.agents import LABELS, find
-from kroute.cli.fleet.kubectl import Kubectl, KubectlError
+from kroute.cli.fleet.agents import LABELS, find, run
+from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
 from tests.lab.manifests import KUSTOMIZE, render, the
+from tests.unit.watching import PATIENCE
 
 
 class Answers(Kubectl):
@@ -72,6 +75,29 @@ async def test_an_answer_that_is_no_list_of_pods_is_refused() -> None:
     answers.documents["pods"] = {"items": [{"metadata": {}}]}
     with pytest.raises(KubectlError, match="list of pods"):
         await find(answers, "kube-system")
+
+
+class Here(Kubectl):
+    """Runs here what is to be run in a pod, for as long as it takes."""
+
+    async def call(self, *arguments: str) -> Output:
+        words = arguments[arguments.index("--") + 1 :]
+        process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+        said, _ = await process.communicate()
+        return Output(process.returncode or 0, said, "")
+
+
+async def test_a_command_that_takes_longer_than_kubectl_is_ended_in_the_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    program = tmp_path / "kroute"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    [agent] = await find(Answers([pod()]), "kube-system")
+    with pytest.raises(KubectlError, match="ended with 124"):
+        async with asyncio.timeout(PATIENCE):
+            await run(Here((), at_once=1, seconds=0.1), agent, ["status"])
 
 
 def test_the_labels_are_those_of_the_daemon_set() -> None:
