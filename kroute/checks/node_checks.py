@@ -10,7 +10,7 @@ from kroute.checks.finding import Finding, Level, failed, ok, warning
 from kroute.checks.neighbours import calico_traces, check_calico, check_host_firewall, check_marks, uses_of_marks
 from kroute.checks.other_proxies import Trace, leftovers
 from kroute.checks.preflight import Required
-from kroute.controllers.ipvs.sysctls import SYSCTLS, Circumstances
+from kroute.controllers.ipvs.sysctls import SYSCTLS, Circumstances, Row, node_rows
 from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled_on
 from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
@@ -43,7 +43,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     findings += [*check_state_directory(settings.state_dir), *await check_scheduler(settings.usual_scheduler)]
     findings += await check_direct_return(settings, ipv6=ipv6)
     circumstances = Circumstances(modules.kernel_version(), ipv6, settings.strict_arp)
-    findings += check_sysctls(Sysctls(settings.proc_sys), circumstances)
+    findings += check_sysctls(Sysctls(settings.proc_sys), circumstances, node_rows(settings))
     if failures or choice is None:
         return findings  # without capabilities and modules the kernel does not answer the other checks
     settings = settled_on(settings, choice.name)
@@ -87,17 +87,17 @@ async def check_scheduler(name: str) -> list[Finding]:
     return [warning(preflight.MODULES, message, step)]
 
 
-def check_sysctls(sysctls: SysctlClient, circumstances: Circumstances) -> list[Finding]:
-    """Whether each sysctl has the value that IPVS needs, or can be set."""
-    rows = [row for row in SYSCTLS if row.when(circumstances)]
+def check_sysctls(sysctls: SysctlClient, circumstances: Circumstances, rows: Iterable[Row] = SYSCTLS) -> list[Finding]:
+    """Whether each sysctl has the value that IPVS needs or a setting asks for, or can be set."""
+    rows = [row for row in rows if row.when(circumstances)]
     failures = []
     for row in rows:
         value = sysctls.read(row.name)
         if value is None and not row.optional:
-            next_step = "load the kernel module that it belongs to (ip_vs)"
-            failures.append(failed(SYSCTL, f"{row.name} does not exist", next_step))
-        elif value not in {None, row.value} and not sysctls.is_writable(row.name):
-            message = f"{row.name} is {value}, must be {row.value} ({row.meaning}), and cannot be set from here"
+            failures.append(failed(SYSCTL, f"{row.name} does not exist", row.absent))
+        elif value is not None and not row.is_met_by(value) and not sysctls.is_writable(row.name):
+            least = "at least " if row.at_least else ""
+            message = f"{row.name} is {value}, must be {least}{row.value} ({row.meaning}), and cannot be set from here"
             next_step = f"run `sysctl -w {row.name}={row.value}` on the node, or mount its /proc/sys/net writable"
             failures.append(failed(SYSCTL, message, next_step))
     return failures or [ok(SYSCTL, f"all {len(rows)} are as they should be, or kroute can set them")]

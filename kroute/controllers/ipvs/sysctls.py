@@ -1,5 +1,6 @@
 """The sysctls that a node needs for IPVS, as a table."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
@@ -39,9 +40,9 @@ _has_strict_arp: Callable[[Circumstances], bool] = attrgetter("strict_arp")
 class Row(msgspec.Struct, frozen=True):
     """One sysctl.
 
-    `disturbs` are the sysctls that the kernel also changes when this one is written. `absent` is what an error says
-    where the kernel does not have it. If it is `optional`, its absence is no error. `at_least`: a greater number is as
-    good. `needs` is a sysctl without which this one is of no use: when that cannot be set, this one is not tried.
+    `disturbs` are the sysctls that the kernel also changes when this one is written. `absent` is the next step where
+    the kernel does not have it. If it is `optional`, its absence is no error. `at_least`: a greater number is as good.
+    `needs` is a sysctl without which this one is of no use: when that cannot be set, this one is not tried.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Row(msgspec.Struct, frozen=True):
     meaning: str
     when: Callable[[Circumstances], bool] = _always
     disturbs: tuple[str, ...] = ()
-    absent: str = "load its module"
+    absent: str = "load its module, ip_vs"
     optional: bool = False
     at_least: bool = False
     needs: str = ""
@@ -98,8 +99,9 @@ SYSCTLS = (
 
 
 def node_rows(settings: Settings) -> tuple[Row, ...]:
-    """All rows for a node with these settings."""
-    return (*SYSCTLS, _ipv6_of_the_link(settings.dummy_interface), *_estimation_rows(settings))
+    """All rows for this node with these settings."""
+    tracker = conntrack_rows(settings, os.cpu_count() or 1)
+    return (*SYSCTLS, _ipv6_of_the_link(settings.dummy_interface), *_estimation_rows(settings), *tracker)
 
 
 def _ipv6_of_the_link(interface: str) -> Row:
@@ -122,11 +124,13 @@ def _estimation_rows(settings: Settings) -> tuple[Row, ...]:
     if settings.ipvs_estimation is not None:
         value = "1" if settings.ipvs_estimation else "0"
         meaning = "whether IPVS sums up the statistics of its servers"
-        rows.append(Row("net.ipv4.vs.run_estimation", value, meaning, absent="it is too old for it"))
+        absent = "leave --ipvs-estimation out: the kernel is too old for that"
+        rows.append(Row("net.ipv4.vs.run_estimation", value, meaning, absent=absent))
     if settings.ipvs_estimation_nice is not None:
         value = str(settings.ipvs_estimation_nice)
         meaning = "the niceness of the kernel's threads that do so"
-        rows.append(Row("net.ipv4.vs.est_nice", value, meaning, absent="Linux 6.2 and later have it"))
+        absent = "leave --ipvs-estimation-nice out: Linux 6.2 and later have it"
+        rows.append(Row("net.ipv4.vs.est_nice", value, meaning, absent=absent))
     return tuple(rows)
 
 

@@ -3,11 +3,10 @@
 All of them are repaired as soon as a difference is found. They wait for no plan and for no stage.
 """
 
-import os
 from errno import EADDRNOTAVAIL, ESRCH
 
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls, conntrack_rows, node_rows
+from kroute.controllers.ipvs.sysctls import Circumstances, NodeSysctls, node_rows
 from kroute.controllers.ipvs.timeouts import Timeouts
 from kroute.kernel.ipvs.objects import DeleteVirtualServer
 from kroute.kernel.net.addresses import UnbindAddress
@@ -27,8 +26,7 @@ class Surroundings:
         self._settings = settings
         self._kernel = kernel
         self._ledger = ledger
-        conntrack_limits = conntrack_rows(settings, os.cpu_count() or 1)
-        self._sysctls = NodeSysctls(kernel.sysctls, ledger, (*node_rows(settings), *conntrack_limits))
+        self._sysctls = NodeSysctls(kernel.sysctls, ledger, node_rows(settings))
         self._timeouts = Timeouts(kernel.ipvs, ledger, settings)
         self._serves_ipv6 = False
         self.are_sysctls_due = False

@@ -8,7 +8,7 @@ import pytest
 from kroute.checks import api_checks, node_checks
 from kroute.checks.finding import Finding, Level
 from kroute.checks.other_proxies import Trace, leftovers
-from kroute.controllers.ipvs.sysctls import Circumstances
+from kroute.controllers.ipvs.sysctls import Circumstances, node_rows
 from kroute.firewall.backend import firewall_of
 from kroute.kernel.ipset import SetDefinition
 from kroute.kernel.ipvs.objects import AddVirtualServer, VirtualServerOptions
@@ -130,6 +130,22 @@ def test_a_sysctl_of_a_module_that_is_not_loaded_is_a_failure() -> None:
     del kernel.sysctls["net.ipv4.vs.conntrack"]
     [failure] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)
     assert failure.message == "net.ipv4.vs.conntrack does not exist"
+
+
+def test_a_sysctl_that_a_setting_asks_for_is_looked_at_too() -> None:
+    most, timeout = "net.netfilter.nf_conntrack_max", "net.netfilter.nf_conntrack_udp_timeout"
+    rows = node_rows(Settings("", conntrack_max_per_core=1, conntrack_min=131072, conntrack_udp_timeout=10))
+    kernel = new_kernel()
+    kernel.sysctls |= {most: "262144", "net.netfilter.nf_conntrack_buckets": "65536", timeout: "30"}
+    kernel.read_only_sysctls |= {most, timeout}
+    [failure] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES, rows)
+    assert f"{timeout} is 30, must be 10" in failure.message
+    kernel.sysctls[most] = "65536"
+    [failure, _] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES, rows)
+    assert f"{most} is 65536, must be at least " in failure.message
+    del kernel.sysctls[most]
+    [failure, _] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES, rows)
+    assert (failure.message, failure.next_step) == (f"{most} does not exist", "load nf_conntrack")
 
 
 @pytest.mark.parametrize(("ipv6", "level"), [(True, Level.FAIL), (False, Level.WARNING)])

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from kroute.controllers.ipvs import sysctls
 from kroute.controllers.ipvs.sysctls import conntrack_rows, most_connections
-from kroute.controllers.service_proxy import surroundings
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import Settings
 from tests.fakes.kernel import FakeKernel
@@ -36,7 +36,7 @@ ALL: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _four_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(sysctls.os, "cpu_count", lambda: 4)
 
 
 def kernel() -> FakeKernel:
