@@ -66,7 +66,7 @@ class Known(NamedTuple):
     unknown: str = ""
 
 
-NO_API = Known(None, "no API server answers")
+NOTHING_KNOWN = Known(None, "no API server answers")
 _LOOK = "look whether it runs, and give its own address: its ClusterIP is not served before kroute is"
 
 
@@ -75,7 +75,7 @@ async def check_api(settings: Settings) -> tuple[list[Finding], Known]:
     try:
         api = await Api.open(settings)
     except ConfigurationError as error:
-        return [failed(API, str(error), "correct --kubeconfig, --master or the Pod's service account")], NO_API
+        return [failed(API, str(error), "correct --kubeconfig, --master or the Pod's service account")], NOTHING_KNOWN
     async with api:
         try:
             before = time.time()
@@ -83,7 +83,7 @@ async def check_api(settings: Settings) -> tuple[list[Finding], Known]:
             clocks = compare_clocks(theirs, before, time.time())
             findings = [ok(API, f"{without_user(api.server)} answers"), *_others(await api.faults()), clocks]
         except ApiError as error:
-            return [failed(API, str(error), RENEW if error.status == UNAUTHORIZED else _LOOK)], NO_API
+            return [failed(API, str(error), RENEW if error.status == UNAUTHORIZED else _LOOK)], NOTHING_KNOWN
         findings += await _permissions(api, watched(settings))
         return findings, await _node(api, settings.node_name)
 

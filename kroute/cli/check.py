@@ -4,7 +4,7 @@ import asyncio
 
 import click
 
-from kroute.checks.api_checks import NO_API, Known, check_api
+from kroute.checks.api_checks import Known, check_api
 from kroute.checks.finding import Finding, failed
 from kroute.checks.node_checks import NODE, check_node, check_node_addresses
 from kroute.cli.fleet.agents import NAMESPACE
@@ -49,7 +49,6 @@ async def findings_of(settings: Settings) -> list[Finding]:
     """All findings, those of the node first."""
     findings: list[Finding] = []
     cluster: list[Finding] = []
-    known = NO_API
     if settings.manifests is None:
         cluster, known = await check_api(settings)
     else:

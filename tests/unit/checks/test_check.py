@@ -63,7 +63,7 @@ async def test_a_server_out_of_reach_is_one_failure(tmp_path: Path) -> None:
         findings, known = await api_checks.check_api(settings_for(server, tmp_path))
     assert [(finding.check, finding.level) for finding in findings] == [("api", Level.FAIL)]
     assert findings[0].message.endswith("does not answer: Connection refused")
-    assert known == api_checks.NO_API
+    assert known == api_checks.NOTHING_KNOWN
 
 
 async def test_a_refused_token_is_said_to_be_renewed(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ async def test_no_such_node_is_not_taken_for_no_api(tmp_path: Path) -> None:
     for known, level, words in (
         (there_is_none, Level.FAIL, "there is no Node node1"),
         (forbidden, Level.WARNING, "is not known: the API server does not list Nodes"),
-        (api_checks.NO_API, Level.WARNING, "is not known: no API server answers"),
+        (api_checks.NOTHING_KNOWN, Level.WARNING, "is not known: no API server answers"),
     ):
         finding = node_checks.check_node_addresses(known.node, facts, NodeInterfaces(), known.unknown)[0]
         assert (finding.check, finding.level) == ("node", level)
