@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+from kroute.director.catalog import DirectorCatalog
 from kroute.model.kinds import PODS, WATCHED
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import (
@@ -45,11 +46,13 @@ from kroute.model.plan import (
     VirtualServer,
     VirtualServerKey,
 )
-from kroute.model.steps import finish
+from kroute.model.steps import Steps
 from kroute.planning.backend_slices import BackendSlice, read_slice
 from kroute.planning.plan_service import planning
 from kroute.reconcile.stage_gate import GOING_LIVE, Revision, Stage, StageGate
 from kroute.settings import Settings
+
+T = TypeVar("T")
 
 NODE = "node1"
 LISTED = tuple(Listed(kind.type) for kind in WATCHED)
@@ -237,6 +240,20 @@ def stage_gate() -> StageGate:
 def say(gate: StageGate, stage: Stage, revisions: Iterable[Revision]) -> None:
     """Let these pass the stage, as `StageGate.advance` does with candidates that the stage's controller finds ready."""
     gate._wake(stage, gate._note(stage, tuple(revisions)))
+
+
+def finish(steps: Steps[T]) -> T:
+    """Take all steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def planned(catalog: DirectorCatalog) -> list[ServicePlan]:
+    """Plan at once what is marked for a director."""
+    return finish(catalog.planning_marked())
 
 
 def plan_service(*arguments: Any, **named: Any) -> ServicePlan:

@@ -18,7 +18,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Node, ObjectKey, Service
 from kroute.model.plan import ServicePlan
 from kroute.model.probes import Probe
-from kroute.model.steps import UNITS_A_STEP, Batch, Meter, Steps, finish
+from kroute.model.steps import UNITS_A_STEP, Batch, Meter, Steps
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.frontends import Frontends
 from kroute.planning.service_catalog import ServiceCatalog
@@ -87,17 +87,11 @@ class DirectorCatalog(ServiceCatalog):
         self.mark_keeping_claims(affected)
         return bool(affected)
 
-    def plan_marked(self) -> list[ServicePlan]:
-        """Plan what is marked.
-
-        Returns the plans that differ from the previous ones; none before the initial sync is complete.
-        """
-        return finish(self.planning_marked())
-
     def planning_marked(self) -> Steps[list[ServicePlan]]:
-        """As `plan_marked`, in steps: with many Nodes and ports, one Service takes long.
+        """Plan what is marked, in steps: with many Nodes and ports, one Service takes long.
 
-        Changes that arrive between two steps are planned with the next call, as if they had come later.
+        Returns the plans that differ from the previous ones; none before the initial sync is complete. Changes that
+        arrive between two steps are planned with the next call, as if they had come later.
         """
         if not self.ready:
             return []

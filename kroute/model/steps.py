@@ -16,15 +16,6 @@ Steps: TypeAlias = Generator[int, None, T]
 """Work in steps: each yields how many units it took. What is found is returned."""
 
 
-def finish(steps: Steps[T]) -> T:
-    """Take all steps at once."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-
 def parts(items: Iterable[T]) -> Iterator[list[T]]:
     """The items, as many at a time as one step should take."""
     waiting = iter(items)

@@ -26,13 +26,13 @@ from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Applied, EndpointSlice, Listed, Node, Service
 from kroute.model.plan import Protocol, ServicePlan
 from kroute.model.probes import Probe, ProbeKind, ProbeSettings
-from kroute.model.steps import UNITS_A_STEP, Steps, finish
+from kroute.model.steps import UNITS_A_STEP, Steps
 from kroute.reconcile.batches import in_turns
 from kroute.reconcile.ledger import Ledger
 from kroute.telemetry.spam_filter import BURST
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.authentication.configuration import Credentials
-from tests.builders import endpoint_slice, node, port, service, settings
+from tests.builders import endpoint_slice, finish, node, planned, port, service, settings
 from tests.fakes.node_kernel import open_fake_kernel
 from tests.unit.director.test_direct_routing import FakeDirector, new_kernel
 from tests.unit.director.test_direct_routing import plan as plan_of_one
@@ -90,7 +90,7 @@ def looks(count: int) -> int:
     item = with_node_ports(count)
     ports = Ports(item.spec.ports or ())
     spec = msgspec.structs.replace(item.spec, ports=ports)
-    catalog(msgspec.structs.replace(item, spec=spec), *nodes(10)).plan_marked()
+    planned(catalog(msgspec.structs.replace(item, spec=spec), *nodes(10)))
     return ports.looks
 
 
@@ -160,7 +160,7 @@ class TestSteps:
         with_external_ips = made.owners.with_external_ips
         monkeypatch.setattr(made.owners, "with_external_ips", lambda: asked.append(1) or with_external_ips())
         made.take([Applied(it) for it in nodes(300)])
-        assert size(only(made.plan_marked())) == 50_000 // 300 * 300
+        assert size(only(planned(made))) == 50_000 // 300 * 300
         assert len(asked) == 1
 
     def test_what_comes_between_two_steps_disturbs_none(self) -> None:
@@ -172,13 +172,13 @@ class TestSteps:
         for _ in steps:
             made.take([Applied(it) for it in itertools.islice(others, 20)])
         assert next(others, None) is None
-        assert {plan.key.name for plan in made.plan_marked()} == {"other"}
-        assert len(made.plan_marked()) == 0
+        assert {plan.key.name for plan in planned(made)} == {"other"}
+        assert len(planned(made)) == 0
 
 
 class TestBackends:
     def test_nodes_times_virtual_servers_are_bounded_and_said(self) -> None:
-        plan = only(catalog(LARGE, *nodes(100)).plan_marked())
+        plan = only(planned(catalog(LARGE, *nodes(100))))
         assert size(plan) == 50_000
         assert [it.reason for it in plan.problems] == ["TooManyBackends"]
         assert plan.problems[0].subject.startswith("50000 ")
@@ -186,7 +186,7 @@ class TestBackends:
 
     def test_the_first_ports_are_served_and_a_vip_of_which_no_port_is_is_not_bound(self) -> None:
         item = service("web", external_ips=[VIP, "198.51.100.2"], ports=numbered(3))
-        plan = only(catalog(item, *nodes(10), max_backends=25).plan_marked())
+        plan = only(planned(catalog(item, *nodes(10), max_backends=25)))
         assert [str(it.key) for it in plan.virtual_servers] == [f"TCP {VIP}:{number}" for number in (1, 2)]
         assert [it.address for it in plan.vips] == [VIP]
         assert plan.problems[0].subject.startswith("40 ")
@@ -194,25 +194,25 @@ class TestBackends:
     def test_endpoints_are_not_counted_as_real_servers(self) -> None:
         addresses = [f"10.244.1.{number}" for number in range(1, 100)]
         item = service("web", external_ips=[VIP])
-        plan = only(catalog(item, endpoint_slice("web-1", *addresses), *nodes(10), max_backends=10).plan_marked())
+        plan = only(planned(catalog(item, endpoint_slice("web-1", *addresses), *nodes(10), max_backends=10)))
         assert (size(plan), plan.problems) == (10, ())
 
     @pytest.mark.parametrize("annotations", [{"kroute.io/local": "true"}, {"kroute.io/director-weight": "endpoints"}])
     def test_endpoints_that_are_looked_at_are_bounded(self, annotations: dict[str, str]) -> None:
         addresses = [f"10.244.1.{number}" for number in range(1, 100)]
         item = service("web", external_ips=[VIP], annotations=annotations)
-        plan = only(catalog(item, endpoint_slice("web-1", *addresses), *nodes(10), max_backends=20).plan_marked())
+        plan = only(planned(catalog(item, endpoint_slice("web-1", *addresses), *nodes(10), max_backends=20)))
         assert plan.problems[0].subject.startswith("79 ")
 
 
 class TestChecks:
     def test_without_node_ports_one_of_a_node_is_enough(self) -> None:
         made = catalog(LARGE, *nodes(40))
-        made.plan_marked()
+        planned(made)
         assert {(it.kind, it.port) for it in made.probes} == {(ProbeKind.REACH, 1)}
         assert len(made.probes) == 40
         made.set_failing({Probe(ProbeKind.REACH, "192.168.0.1", 1)})
-        plan = only(made.plan_marked())
+        plan = only(planned(made))
         assert all(
             {it.address for it in each.real_servers if not it.weight} == {"192.168.0.1"}
             for each in plan.virtual_servers
@@ -223,12 +223,12 @@ class TestChecks:
         self, ports: int, count: int, checks: int
     ) -> None:
         made = catalog(with_node_ports(ports), *nodes(count))
-        made.plan_marked()
+        planned(made)
         assert len(made.probes) == checks
 
     def test_a_port_without_a_check_fails_on_a_node_that_fails_all_of_the_services_checks(self) -> None:
         made = catalog(with_node_ports(600), *nodes(2))
-        made.plan_marked()
+        planned(made)
         of_first = {it for it in made.probes if it.address == "192.168.0.1"}
         assert len(of_first) == 500
 
@@ -237,18 +237,18 @@ class TestChecks:
             return {each.key.port for each in plan.virtual_servers if not each.real_servers[0].weight}
 
         made.set_failing(of_first - {Probe(ProbeKind.CONNECT, "192.168.0.1", 30007)})
-        made.plan_marked()
+        planned(made)
         assert drained() == {*range(80, 580)} - {87}
         made.set_failing(of_first)
-        made.plan_marked()
+        planned(made)
         assert drained() == {*range(80, 680)}
 
     def test_udp_ports_have_none(self) -> None:
         item = service("web", external_ips=[VIP], ports=[port(53, protocol="UDP"), port(54, "b")])
         made = catalog(item, *nodes(1))
-        made.plan_marked()
+        planned(made)
         made.set_failing(set(made.probes))
-        plan = only(made.plan_marked())
+        plan = only(planned(made))
         assert {it.key.protocol: it.real_servers[0].weight for it in plan.virtual_servers} == {
             Protocol.TCP: 0,
             Protocol.UDP: 1,
@@ -259,13 +259,13 @@ class TestChecks:
             service(name, external_ips=[f"198.51.100.{last}"], namespace=name) for last, name in enumerate("ab", 1)
         )
         made = catalog(one, two, *nodes(3))
-        made.plan_marked()
+        planned(made)
         assert set(made.take_asked().values()) == {frozenset({"a", "b"})}
         made.take([Applied(service("a", external_ips=[], namespace="a"))])
-        made.plan_marked()
+        planned(made)
         assert set(made.take_asked().values()) == {frozenset({"b"})}
         made.take([Applied(service("b", external_ips=[], namespace="b"))])
-        made.plan_marked()
+        planned(made)
         assert made.take_asked() == dict.fromkeys(
             [Probe(ProbeKind.REACH, f"192.168.0.{last}", 80) for last in (1, 2, 3)], frozenset()
         )

@@ -31,8 +31,8 @@ from kroute.model.objects import (
 )
 from kroute.model.plan import Persistence, ServicePlan
 from kroute.model.probes import Probe, ProbeKind
-from kroute.model.steps import finish
 from kroute.settings import Settings
+from tests.builders import finish, planned
 
 VIP, VIP6 = "203.0.113.1", "2001:db8::1"
 SETTINGS = Settings(node_name="director-1", scheduler="wrr")
@@ -120,7 +120,7 @@ NODES = (node(1), node(2), node(3))
 def test_policy_cluster_directs_to_every_node_that_takes_traffic(
     nodes: tuple[Node, ...], expected: dict[str, int]
 ) -> None:
-    plan = only(catalog(service(), *slices("n1"), *nodes).plan_marked())
+    plan = only(planned(catalog(service(), *slices("n1"), *nodes)))
     assert real_servers(plan) == expected
     assert real_servers(plan, VIP6).keys() == {address.replace("10.0.0.", "fd00::") for address in expected}
     assert [vip.address for vip in plan.vips] == [VIP6, VIP]
@@ -159,11 +159,11 @@ def test_policy_and_weights(
     annotations: dict[str, str], policy: str | None, endpoints: tuple[str, ...], expected: dict[str, int]
 ) -> None:
     item = service(annotations, external_traffic_policy=policy)
-    assert real_servers(only(catalog(item, *slices(*endpoints), *NODES).plan_marked())) == expected
+    assert real_servers(only(planned(catalog(item, *slices(*endpoints), *NODES)))) == expected
 
 
 def test_a_weight_that_is_none_is_said_and_all_nodes_weigh_the_same() -> None:
-    plan = only(catalog(service({"service.director-weight": "heavy"}), *slices("n1"), *NODES).plan_marked())
+    plan = only(planned(catalog(service({"service.director-weight": "heavy"}), *slices("n1"), *NODES)))
     assert set(real_servers(plan).values()) == {1}
     assert [problem.reason for problem in plan.problems] == ["InvalidAnnotation"]
     assert "Allowed: endpoints, equal." in plan.problems[0].message
@@ -172,18 +172,18 @@ def test_a_weight_that_is_none_is_said_and_all_nodes_weigh_the_same() -> None:
 def test_in_a_slow_start_the_weights_of_nodes_have_steps_to_climb_as_on_a_node() -> None:
     annotations = {"kroute.io/slow-start": "30s", "kroute.io/scheduler": "wrr"}
     annotations |= {"service.director-weight": "endpoints"}
-    plan = only(catalog(service(annotations), *slices("n1", "n1", "n2"), *NODES).plan_marked())
+    plan = only(planned(catalog(service(annotations), *slices("n1", "n1", "n2"), *NODES)))
     assert real_servers(plan) == {"10.0.0.1": 40, "10.0.0.2": 20, "10.0.0.3": 0}
 
 
 def test_packets_are_routed_directly_to_the_nodes_even_with_direct_return_there() -> None:
-    plan = only(catalog(service({"kube-router.io/service.dsr": "tunnel"}), *NODES).plan_marked())
+    plan = only(planned(catalog(service({"kube-router.io/service.dsr": "tunnel"}), *NODES)))
     assert {it.method for it in plan.virtual_servers} == {DIRECT_ROUTING}
 
 
 def test_scheduler_and_persistence_are_those_of_the_nodes() -> None:
     annotations = {"kroute.io/scheduler": "sh", "kroute.io/scheduler-flags": "sh-port"}
-    plan = only(catalog(service(annotations, session_affinity="ClientIP"), *NODES).plan_marked())
+    plan = only(planned(catalog(service(annotations, session_affinity="ClientIP"), *NODES)))
     [server] = [it for it in plan.virtual_servers if it.key.address == VIP]
     assert (server.scheduler, server.flags, server.persistence) == ("sh", 0x10, Persistence(10800, 32))
 
@@ -204,25 +204,25 @@ def test_scheduler_and_persistence_are_those_of_the_nodes() -> None:
 )
 def test_what_is_checked_of_a_node(item: Service, expected: Probe | None) -> None:
     made = catalog(item, *slices("n1", protocol=item.spec.ports[0].protocol), node(1))  # type: ignore[index]
-    made.plan_marked()
+    planned(made)
     assert {it for it in made.probes if "." in it.address} == ({expected} if expected else set())
 
 
 def test_a_failing_node_has_weight_0_and_only_its_services_are_planned_again() -> None:
     other = service(name="other", external_ips=("203.0.113.9",), port=81)
     made = catalog(service(), other, *slices("n1"), *NODES)
-    made.plan_marked()
+    planned(made)
     made.set_failing({Probe(ProbeKind.REACH, "10.0.0.2", 80)})
-    plan = only(made.plan_marked())
+    plan = only(planned(made))
     assert plan.key == WEB
     assert real_servers(plan) == {"10.0.0.1": 1, "10.0.0.2": 0, "10.0.0.3": 1}
     assert set(real_servers(plan, VIP6).values()) == {1}
     made.set_failing(frozenset())
-    assert set(real_servers(only(made.plan_marked())).values()) == {1}
+    assert set(real_servers(only(planned(made))).values()) == {1}
 
 
 def test_an_external_ip_that_is_a_nodes_own_address_is_never_taken() -> None:
-    plan = only(catalog(service(external_ips=("10.0.0.2", VIP)), *NODES).plan_marked())
+    plan = only(planned(catalog(service(external_ips=("10.0.0.2", VIP)), *NODES)))
     assert [vip.address for vip in plan.vips] == [VIP]
     assert [(problem.reason, problem.subject) for problem in plan.problems] == [("NodeAddress", "externalIP 10.0.0.2")]
 
@@ -245,7 +245,7 @@ RANGES = ("203.0.113.0/24", "2001:db8::/32")
 def test_what_no_node_would_serve_no_director_takes(address: str, settings: dict[str, object], says: str) -> None:
     other = service(name="other", cluster_ip="10.96.0.2", external_ips=None)
     made = catalog(service(external_ips=(address,)), other, *NODES, **settings)
-    plan = only(it for it in made.plan_marked() if it.key == WEB)
+    plan = only(it for it in planned(made) if it.key == WEB)
     assert (plan.vips, plan.virtual_servers) == ((), ())
     [problem] = plan.problems
     assert says in problem.message
@@ -254,7 +254,7 @@ def test_what_no_node_would_serve_no_director_takes(address: str, settings: dict
 def test_what_is_refused_takes_nothing_from_the_rest() -> None:
     victim = service(name="victim", external_ips=("203.0.113.9",))
     greedy = service(external_ips=("8.8.8.8", VIP, "10.96.0.1"), cluster_ip="10.96.0.2")
-    plans = {it.key.name: it for it in catalog(victim, greedy, *NODES, external_ip_ranges=RANGES).plan_marked()}
+    plans = {it.key.name: it for it in planned(catalog(victim, greedy, *NODES, external_ip_ranges=RANGES))}
     assert [vip.address for vip in plans["victim"].vips] == ["203.0.113.9"]
     assert [vip.address for vip in plans["web"].vips] == [VIP]
     assert plans["victim"].problems == ()
@@ -263,7 +263,7 @@ def test_what_is_refused_takes_nothing_from_the_rest() -> None:
 @pytest.mark.parametrize("own", ["192.0.2.5", "2001:db8::5"])
 def test_no_service_has_the_machines_own_address(own: str) -> None:
     machine = NodeFacts("", interfaces=NodeInterfaces(frozenset({own})))
-    plan = only(catalog(service(external_ips=(own, VIP), port=22), *NODES, machine=machine).plan_marked())
+    plan = only(planned(catalog(service(external_ips=(own, VIP), port=22), *NODES, machine=machine)))
     assert [vip.address for vip in plan.vips] == [VIP]
     assert [it.key.address for it in plan.virtual_servers] == [VIP]
     [problem] = plan.problems
@@ -273,7 +273,7 @@ def test_no_service_has_the_machines_own_address(own: str) -> None:
 def test_where_it_is_allowed_a_service_has_the_machines_own_address_but_no_protected_port() -> None:
     ports = (ServicePort(22, "ssh"), ServicePort(80, "web"))
     item = service(external_ips=("192.0.2.5", VIP), ports=ports)
-    plan = only(catalog(item, *NODES, external_ips_on_node_addresses=True).plan_marked())
+    plan = only(planned(catalog(item, *NODES, external_ips_on_node_addresses=True)))
     assert [vip.address for vip in plan.vips] == [VIP], "it is there already, and is not ours to bind"
     assert [it.key.port for it in plan.virtual_servers if it.key.address == "192.0.2.5"] == [80]
     assert [problem.reason for problem in plan.problems] == ["ProtectedPort"]
@@ -293,16 +293,16 @@ def test_where_it_is_allowed_a_service_has_the_machines_own_address_but_no_prote
 def test_no_service_has_what_the_machine_needs(facts: dict[str, object], says: str) -> None:
     machine = msgspec.structs.replace(MACHINE, **facts)
     made = catalog(service(), *NODES)
-    assert [vip.address for vip in only(made.plan_marked()).vips] == [VIP6, VIP]
+    assert [vip.address for vip in only(planned(made)).vips] == [VIP6, VIP]
     made.set_machine(machine)
-    plan = only(made.plan_marked())
+    plan = only(planned(made))
     assert [vip.address for vip in plan.vips] == [VIP6]
     assert says in plan.problems[0].message
 
 
 def test_no_service_has_the_address_of_an_api_server_behind_the_clusters_own_service() -> None:
     made = catalog(service(), *NODES)
-    made.plan_marked()
+    planned(made)
     of_api = EndpointSlice(
         ObjectMeta(name="kubernetes", namespace="default", labels={"kubernetes.io/service-name": "kubernetes"}),
         "IPv4",
@@ -310,78 +310,78 @@ def test_no_service_has_the_address_of_an_api_server_behind_the_clusters_own_ser
         (EndpointPort("https", 6443, "TCP"),),
     )
     made.take([Applied(of_api)])
-    assert [vip.address for vip in only(made.plan_marked()).vips] == [VIP6]
+    assert [vip.address for vip in only(planned(made)).vips] == [VIP6]
     made.take([Deleted(EndpointSlice, of_api.key)])
-    assert [vip.address for vip in only(made.plan_marked()).vips] == [VIP6, VIP]
+    assert [vip.address for vip in only(planned(made)).vips] == [VIP6, VIP]
 
 
 def test_what_a_kubelet_says_outside_the_nodes_range_takes_no_address_away() -> None:
     made = catalog(service(external_ips=("10.0.0.9",)), *NODES, node_address_ranges=("10.0.0.0/29",))
     made.take([Applied(node(9))])
-    plan = only(made.plan_marked())
+    plan = only(planned(made))
     assert [vip.address for vip in plan.vips] == ["10.0.0.9"]
     assert [problem.reason for problem in plan.problems] == ["ClaimedByNode"]
 
 
 def test_an_address_that_the_machine_comes_to_have_is_given_up() -> None:
     made = catalog(service(external_ips=(VIP,)), *NODES)
-    assert only(made.plan_marked()).vips
+    assert only(planned(made)).vips
     made.set_machine(NodeFacts("", interfaces=NodeInterfaces(frozenset({VIP}))))
-    assert not only(made.plan_marked()).vips
+    assert not only(planned(made)).vips
     made.set_machine(MACHINE)
-    assert only(made.plan_marked()).vips
+    assert only(planned(made)).vips
 
 
 def test_a_cluster_ip_that_comes_later_takes_the_address_away() -> None:
     made = catalog(service(external_ips=("10.96.0.7",)), *NODES)
-    assert only(made.plan_marked()).vips
+    assert only(planned(made)).vips
     made.take([Applied(service(name="late", cluster_ip="10.96.0.7", external_ips=None))])
-    assert not only(made.plan_marked()).vips
+    assert not only(planned(made)).vips
     made.take([Deleted(Service, ObjectKey("default", "late"))])
-    assert only(made.plan_marked()).vips
+    assert only(planned(made)).vips
 
 
 def test_a_machine_with_one_family_directs_both() -> None:
     machine = machine_facts(SETTINGS, NodeInterfaces(frozenset({"192.0.2.5"}), ("192.0.2.5",)))
-    plan = only(catalog(service(), *NODES, machine=machine).plan_marked())
+    plan = only(planned(catalog(service(), *NODES, machine=machine)))
     assert [vip.address for vip in plan.vips] == [VIP6, VIP]
 
 
 def test_a_node_that_comes_to_have_an_external_ip_takes_it_away() -> None:
     made = catalog(service(external_ips=("10.0.0.9",)), *NODES)
-    assert only(made.plan_marked()).vips
+    assert only(planned(made)).vips
     made.take([Applied(node(9))])
-    assert not only(made.plan_marked()).vips
+    assert not only(planned(made)).vips
 
 
 def test_of_two_services_with_one_address_and_port_the_older_has_it() -> None:
     made = catalog(service(), service(name="younger"), *NODES)
-    plans = {plan.key.name: plan for plan in made.plan_marked()}
+    plans = {plan.key.name: plan for plan in planned(made)}
     assert [problem.reason for problem in plans["younger"].problems] == ["AddressConflict"] * 2
     assert not plans["younger"].virtual_servers
     made.take([Deleted(Service, WEB)])
-    plans = {plan.key.name: plan for plan in made.plan_marked()}
+    plans = {plan.key.name: plan for plan in planned(made)}
     assert plans["web"].is_empty
     assert len(plans["younger"].virtual_servers) == 2
 
 
 def test_a_service_without_external_ips_means_nothing() -> None:
-    assert catalog(service(external_ips=None, ports=(ServicePort(99999),)), *NODES).plan_marked() == []
+    assert planned(catalog(service(external_ips=None, ports=(ServicePort(99999),)), *NODES)) == []
 
 
 def test_a_heart_beat_of_a_node_changes_nothing() -> None:
     made = catalog(service(), *NODES)
-    made.plan_marked()
+    planned(made)
     made.take([Applied(node(1))])
     assert made.marked == {}
     made.take([Deleted(Node, ObjectKey("", "n1"))])
-    assert real_servers(only(made.plan_marked())).keys() == {"10.0.0.2", "10.0.0.3"}
+    assert real_servers(only(planned(made))).keys() == {"10.0.0.2", "10.0.0.3"}
 
 
 def test_nothing_is_planned_before_everything_has_been_listed() -> None:
     made = DirectorCatalog(SETTINGS, MACHINE)
     made.take([Applied(service()), Applied(node(1)), Listed(Service), Listed(Node)])
-    assert made.plan_marked() == []
+    assert planned(made) == []
 
 
 class TestWeights:
@@ -392,7 +392,7 @@ class TestWeights:
         catalog = DirectorCatalog(SETTINGS, MACHINE)
         catalog.take([Applied(service(annotations)), *map(Applied, nodes)])
         catalog.take([Listed(Service), Listed(EndpointSlice), Listed(Node)])
-        [plan] = catalog.plan_marked()
+        [plan] = planned(catalog)
         return [it.weight for it in plan.virtual_servers[0].real_servers], [it.subject for it in plan.problems]
 
     def test_of_the_node_and_of_the_service_multiply(self) -> None:
@@ -417,9 +417,9 @@ def test_a_change_of_one_node_looks_at_no_other_node(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("kroute.director.catalog.director_node", look)
     made.take([Applied(node(number)) for number in range(1, 101)])
-    assert len(real_servers(only(made.plan_marked()))) == 100
+    assert len(real_servers(only(planned(made)))) == 100
     made.take([Applied(node(7)), Applied(node(8, ready="False"))])
-    assert len(real_servers(only(made.plan_marked()))) == 99
+    assert len(real_servers(only(planned(made)))) == 99
     assert len(looked_at) == 102
 
 
@@ -428,7 +428,7 @@ def test_what_comes_while_many_services_are_planned_takes_no_address_of_another(
     ports = tuple(ServicePort(number, f"p{number}") for number in range(1, 1001))
     large = service(name="large", external_ips=("203.0.113.8",), ports=ports)
     made = catalog(large, service(), before, *slices("n1"), *NODES)
-    made.plan_marked()
+    planned(made)
     made.take([Applied(node(1, ready="False"))])
     steps = made.planning_marked()
     next(steps)
@@ -436,5 +436,5 @@ def test_what_comes_while_many_services_are_planned_takes_no_address_of_another(
     plans = {plan.key.name: plan for plan in finish(steps)}
     assert plans.keys() == {"web", "late", "large"}
     assert not plans["late"].virtual_servers, "it has given up the one address, and not got the other"
-    [plan] = made.plan_marked()
+    [plan] = planned(made)
     assert [it.reason for it in plan.problems] == ["AddressConflict"]

@@ -8,7 +8,7 @@ from kroute.director.plan import MOST_CHECKS
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, EndpointSlice, KubernetesObject, Listed, Node, ObjectKey, Service
 from kroute.model.plan import MOST_PROBLEMS, ServicePlan
-from tests.builders import endpoint_slice, node, port, service, settings
+from tests.builders import endpoint_slice, node, planned, port, service, settings
 from tests.unit.fuzz.fields import ATTACKERS, objects
 from tests.unit.fuzz.strategies import fuzzed
 
@@ -42,7 +42,7 @@ def catalog_with_victims() -> DirectorCatalog:
         settings(scheduler="wrr", max_virtual_servers=MOST_SERVERS, max_backends=MOST_BACKENDS), NodeFacts("")
     )
     made.take([*map(Applied, [*NODES, *VICTIMS]), *map(Listed, (Service, EndpointSlice, Node))])
-    made.plan_marked()
+    planned(made)
     return made
 
 

@@ -10,11 +10,23 @@ from kroute.director.catalog import DirectorCatalog
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Applied, Deleted, KubernetesObject, ObjectKey, Pod
 from kroute.model.plan import MOST_PROBLEMS, ServicePlan
-from kroute.model.steps import Meter, finish
+from kroute.model.steps import Meter
 from kroute.planning.backend_slices import NO_BOUND
 from kroute.planning.catalog import Catalog
 from kroute.planning.weight_facts import MAX_WEIGHT, PAUSE
-from tests.builders import LISTED, LISTED_WITH_PODS, NODE_IPV4, endpoint_slice, facts, node, port, service, settings
+from tests.builders import (
+    LISTED,
+    LISTED_WITH_PODS,
+    NODE_IPV4,
+    endpoint_slice,
+    facts,
+    finish,
+    node,
+    planned,
+    port,
+    service,
+    settings,
+)
 from tests.unit.fuzz.fields import ATTACKERS, histories
 from tests.unit.fuzz.strategies import fuzzed
 
@@ -138,7 +150,7 @@ def director_with_victim() -> DirectorCatalog:
     victim = service("victim", "10.96.0.20", created=OLD, external_ips=["198.51.100.20"], ports=[port(80)])
     near = node(("InternalIP", "192.168.123.251"), name="node1", ready=True)
     catalog.take([*map(Applied, (victim, VICTIMS[2], near)), *LISTED])
-    catalog.plan_marked()
+    planned(catalog)
     return catalog
 
 
@@ -152,18 +164,18 @@ def test_a_director_keeps_the_plans_of_victims(items: list[KubernetesObject], da
         if isinstance(item, Pod):  # a director watches none
             continue
         catalog.take([Applied(item)])
-        catalog.plan_marked()
+        planned(catalog)
         others = sorted(it for it in catalog.probes if it.address != real_server.address)
         catalog.set_failing(
             frozenset(data.draw(st.sets(st.sampled_from(others), max_size=3))) if others else frozenset()
         )
-        for plan in catalog.plan_marked():
+        for plan in planned(catalog):
             assert len(plan.virtual_servers) <= MOST_SERVERS
             assert all(0 <= it.weight <= MAX_WEIGHT for each in plan.virtual_servers for it in each.real_servers)
     [kept] = catalog.plans[before.key].virtual_servers
     assert real_server in kept.real_servers
     assert kept.key == server.key
     catalog.take([Deleted(type(item), item.key) for item in items if not isinstance(item, Pod)])
-    catalog.plan_marked()
+    planned(catalog)
     [after] = catalog.plans.values()
     assert after.same_as(before)

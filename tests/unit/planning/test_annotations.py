@@ -5,12 +5,11 @@ import pytest
 from kroute.base.forwarding import MASQUERADING
 from kroute.base.schedulers import IN_STEPS, SCHEDULERS
 from kroute.model.plan import Ejection, Persistence, Problem, Protocol, RealServer, VirtualServerKey
-from kroute.model.steps import finish
 from kroute.planning.features import ANNOTATION_NAMES, ANNOTATIONS, apply_annotations, needing_shares
 from kroute.planning.features.ejection import Ejecting
 from kroute.planning.features.slow_start import SlowStart, in_steps
 from kroute.planning.options import MAX_PERSISTENCE_TIMEOUT, Options
-from tests.builders import endpoint_slice, facts, plan_service, read, service, settings
+from tests.builders import endpoint_slice, facts, finish, plan_service, read, service, settings
 
 DEFAULTS = Options("rr")
 

@@ -7,7 +7,7 @@ import pytest
 
 from kroute.model.objects import Applied, Deleted, EndpointPort, EndpointSlice, KubernetesObject, Service
 from kroute.model.plan import MOST_PROBLEMS, AddressSet, RealServer, ServicePlan
-from kroute.model.steps import UNITS_A_STEP, Steps, finish, sort
+from kroute.model.steps import UNITS_A_STEP, Steps, sort
 from kroute.planning.address_conflicts import AddressClaims, Claimant
 from kroute.planning.address_owners import MOST_ADDRESSES
 from kroute.planning.backend_slices import LARGE_SLICE, read_slice
@@ -16,7 +16,18 @@ from kroute.planning.endpoints import Chosen
 from kroute.planning.features.source_ranges import MOST_RANGE_ENTRIES, MOST_RANGES
 from kroute.planning.features.weights.rule import Weighing
 from kroute.planning.plan_service import NOTHING_HELD, planning
-from tests.builders import NODE_IPV4, endpoint, endpoint_slice, facts, plan_service, port, read, service, settings
+from tests.builders import (
+    NODE_IPV4,
+    endpoint,
+    endpoint_slice,
+    facts,
+    finish,
+    plan_service,
+    port,
+    read,
+    service,
+    settings,
+)
 from tests.unit.planning.test_catalog import listed, served
 
 HERE = facts(own=(NODE_IPV4,))

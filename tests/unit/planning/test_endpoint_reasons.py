@@ -7,18 +7,10 @@ from hypothesis import strategies as st
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, Endpoint, ObjectKey, Service
 from kroute.model.plan import Protocol, ServicePlan, VirtualServerKey
-from kroute.model.steps import finish
 from kroute.planning.catalog import Catalog
 from kroute.planning.endpoint_reasons import ServiceView
 from kroute.settings import Settings
-from tests.builders import (
-    LISTED,
-    NODE,
-    endpoint,
-    endpoint_slice,
-    facts,
-    service,
-)
+from tests.builders import LISTED, NODE, endpoint, endpoint_slice, facts, finish, service
 
 KEY = ObjectKey("default", "web")
 

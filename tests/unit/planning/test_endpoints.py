@@ -9,10 +9,9 @@ from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Endpoint, EndpointPort, EndpointSlice
 from kroute.model.plan import RealServer
-from kroute.model.steps import finish
 from kroute.planning.backend_slices import NO_BOUND, BackendSlice, PortKey, Traits, read_slice
 from kroute.planning.endpoints import Chosen, Endpoints, MergedSlices, choice_steps, in_order, merging
-from tests.builders import NODE, endpoint, endpoint_slice, facts, read
+from tests.builders import NODE, endpoint, endpoint_slice, facts, finish, read
 
 UNNAMED = PortKey("", "TCP")
 

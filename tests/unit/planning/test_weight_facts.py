@@ -8,11 +8,21 @@ import pytest
 from kroute.kernel.ipvs.objects import SetRealServer
 from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Deleted, KubernetesObject, ObjectKey, Pod
 from kroute.model.plan import NodePlan
-from kroute.model.steps import finish
 from kroute.planning import weight_facts
 from kroute.planning.catalog import Catalog
 from kroute.planning.weight_facts import PAUSE
-from tests.builders import LISTED_WITH_PODS, NODE, endpoint, endpoint_slice, facts, node, pod, service, settings
+from tests.builders import (
+    LISTED_WITH_PODS,
+    NODE,
+    endpoint,
+    endpoint_slice,
+    facts,
+    finish,
+    node,
+    pod,
+    service,
+    settings,
+)
 from tests.unit.fake_node import FakeNode, new_kernel
 
 SERVICES = 50

@@ -4,11 +4,10 @@ import pytest
 
 from kroute.model.objects import Applied, Node, Service
 from kroute.model.plan import NodePlan, Problem
-from kroute.model.steps import finish
 from kroute.planning.catalog import Catalog
 from kroute.planning.features import ANNOTATION_NAMES, MOST_UNKNOWN, unknown_annotations
 from kroute.planning.interning import interned
-from tests.builders import facts, node, plan_service, service, settings
+from tests.builders import facts, finish, node, plan_service, service, settings
 from tests.unit.planning.test_catalog import LISTED
 
 

@@ -6,9 +6,9 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.model.steps import finish
 from kroute.planning.features.weights.locality import Location, shares
 from kroute.planning.features.weights.text import Locality
+from tests.builders import finish
 
 Cluster = dict[str, tuple[str | None, int]]
 """The nodes that have clients: zone, and what the servers there weigh together."""

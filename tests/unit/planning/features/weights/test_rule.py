@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from kroute.base.schedulers import BY_SHARE, SCHEDULERS
 from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Endpoint, KubernetesObject, Node, ObjectKey, Pod, Service
 from kroute.model.plan import ServicePlan
-from kroute.model.steps import finish
 from kroute.planning.catalog import Catalog
-from tests.builders import LISTED_WITH_PODS, endpoint, endpoint_slice, facts, node, pod, service, settings
+from tests.builders import LISTED_WITH_PODS, endpoint, endpoint_slice, facts, finish, node, pod, service, settings
 
 KEY = ObjectKey("default", "web")
 ENDPOINTS = (

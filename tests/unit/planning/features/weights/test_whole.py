@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kroute.base.schedulers import SCHEDULERS
-from kroute.model.steps import finish
 from kroute.planning.features.weights.whole import ACCURACY, MOST_TRIED, whole
+from tests.builders import finish
 
 
 def wholes(counts: dict[Fraction, int], scheduler: str) -> dict[Fraction, int]:
