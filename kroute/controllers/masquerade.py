@@ -147,7 +147,7 @@ class Masquerade(StagedController[SetEntry, Present]):
     async def say(self) -> None:
         """Say which plans are prepared, and which are enforced. None is before the rules were checked once."""
         if self._has_checked_rules:
-            await self.gate.advance(self.stage)
+            await super().say()
             await self._enforcement.advance()
 
     def next_due(self) -> float | None:

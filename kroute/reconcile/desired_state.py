@@ -39,8 +39,8 @@ class DesiredState(Generic[K, V]):
     `agree` says whether an applied value is as good as a desired one. `is_nothing` says whether a desired value means
     that the object should not be in the kernel. When several owners want one object, the newest wins. The catalog
     resolves conflicts, so this lasts only while one batch of plans is read. `count` is called with each object that
-    comes into the applied state (1) or leaves it (-1). `changes` grows whenever an object is to be compared again, or
-    is noted as applied.
+    comes into the applied state (1) or leaves it (-1). `touch` is called whenever an object is to be compared again, or
+    is noted as applied, with the owners for whom `is_settled` or `has_departed` may have become true.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class DesiredState(Generic[K, V]):
         """What kroute has written to the kernel or has found there."""
         self.unsettled: dict[K, K] = {}
         """The keys of all objects that have yet to be compared or written; all others are right. To be read only."""
-        self.changes = 0
+        self.touch: Callable[[Iterable[ObjectKey]], object] = lambda _: None
         self._leaving: dict[K, Revision] = {}
         """Applied objects that no owner wants, each with the revision that was the last to drop it."""
         self._departing: Counter[ObjectKey] = Counter()
@@ -71,12 +71,12 @@ class DesiredState(Generic[K, V]):
     def want(self, revision: Revision, objects: Mapping[K, V]) -> None:
         """Replace the objects that the revision's owner wants by `objects`."""
         owner = revision.key
-        self.changes += 1
         before, unsettled = self._wanted.get(owner, {}), self.unsettled
         for key in before:
             if key not in objects:
                 self._release(key, revision)
         alone = (owner,)
+        self.touch(alone)
         for key, value in objects.items():
             if key not in before or before[key] != value:
                 self._own(key, alone)
@@ -121,7 +121,7 @@ class DesiredState(Generic[K, V]):
         """Compare the object again, because the answer of `agree` for it has changed."""
         if (resync := self._resync()) is not None:
             resync.overtaken.add(key)
-        self.changes += 1
+        self.touch(self.owners(key))
         self.unsettled.setdefault(key, key)
 
     def resync(self) -> "Resync[K, V]":
@@ -200,7 +200,7 @@ class DesiredState(Generic[K, V]):
 
     def _remember(self, key: K, value: V | None) -> bool:
         """Store what the kernel has now; returns whether the object is right."""
-        self.changes += 1
+        self.touch(self.owners(key))
         desired = self.desired(key)
         if self._count is not None and (key in self._applied) is (value is None):
             self._count(key, -1 if value is None else 1)
@@ -229,7 +229,9 @@ class DesiredState(Generic[K, V]):
         if (owners := self._owners.get(key)) is None:
             self._owners[key] = alone
             self._end_leaving(key)
-        elif owners[-1] != alone[0]:
+            return
+        self.touch(owners)
+        if owners[-1] != alone[0]:
             self._owners[key] = tuple(other for other in owners if other != alone[0]) + alone
 
     def _release(self, key: K, revision: Revision) -> None:
@@ -237,6 +239,7 @@ class DesiredState(Generic[K, V]):
         left = tuple(other for other in self._owners[key] if other != revision.key)
         self.unsettled.setdefault(key, key)
         if left:
+            self.touch(left)
             self._owners[key] = left
         else:
             del self._owners[key]
@@ -251,6 +254,7 @@ class DesiredState(Generic[K, V]):
     def _end_leaving(self, key: K) -> None:
         """The object no longer leaves: it was deleted, or has an owner again."""
         if (dropped_by := self._leaving.pop(key, None)) is not None:
+            self.touch((dropped_by.key,))
             self._departing[dropped_by.key] -= 1
             if not self._departing[dropped_by.key]:
                 del self._departing[dropped_by.key]

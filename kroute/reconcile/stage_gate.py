@@ -193,16 +193,18 @@ class StageGate:
         """Whether any revision has yet to pass the stage."""
         return bool(self._passages[stage].candidates)
 
-    async def advance(self, stage: Stage) -> None:
+    async def advance(self, stage: Stage, among: Iterable[ObjectKey] | None = None) -> None:
         """Find the candidates that have passed the stage by now, and say so. Other tasks run in between.
 
-        The controllers that wait are woken once, after the last of them: each looks at all that waits. Only the
-        controller that says the stage calls this.
+        `among` are the owners whose revisions may have passed it since the last call; None: all. The controllers that
+        wait are woken once, after the last of them: each looks at all that waits. Only the controller that says the
+        stage calls this.
         """
         passage, all_arrived = self._passages[stage], list[Revision]()
         if not passage.candidates:
             return
-        for number, candidates in enumerate(cut(list(passage.candidates.values()))):
+        owners = passage.candidates if among is None else [owner for owner in among if owner in passage.candidates]
+        for number, candidates in enumerate(cut([passage.candidates[owner] for owner in owners])):
             if number:
                 await asyncio.sleep(0)
             arrived = [candidate for candidate in candidates if passage.has_passed(candidate)]

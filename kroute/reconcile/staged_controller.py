@@ -98,6 +98,10 @@ class StagedController(Controller, Generic[K, V]):
         self.gate = shared.gate
         self.plans: dict[ObjectKey, ServicePlan] = {}
         self._accepted: set[ObjectKey] = set()
+        self._touched: dict[ObjectKey, None] = {}
+        """The owners whose plans may have become prepared since the stage was said last."""
+        self._changes = 0
+        desired.touch = self._touch
         self._seen: tuple[int, ...] = ()
         self._is_in_step = False
         self._writer: BatchWriter[Delta[K, V], K] = BatchWriter(
@@ -162,7 +166,8 @@ class StagedController(Controller, Generic[K, V]):
 
     async def say(self) -> None:
         """Say which plans are prepared."""
-        await self.gate.advance(self.stage)
+        touched, self._touched = self._touched, {}
+        await self.gate.advance(self.stage, touched)
 
     async def write_deltas(self) -> None:
         """Write the deltas that may be written now, and take new plans in between two batches."""
@@ -173,7 +178,7 @@ class StagedController(Controller, Generic[K, V]):
                     self.revoked(self.plans[key])
         if not self.desired.unsettled:
             return
-        seen = (self.desired.changes, *[self.gate.times_passed[stage] for stage in self.waits_for])
+        seen = (self._changes, *[self.gate.times_passed[stage] for stage in self.waits_for])
         if seen == self._seen:
             return
         due = await self._due()
@@ -250,7 +255,12 @@ class StagedController(Controller, Generic[K, V]):
 
     def revoked(self, plan: ServicePlan) -> None:
         """Submit a plan that has lost the stage again."""
+        self._touch((plan.key,))
         self.gate.submit(plan, self.stage)
+
+    def _touch(self, owners: Iterable[ObjectKey]) -> None:
+        self._changes += 1
+        self._touched.update(dict.fromkeys(owners))
 
     def _renew(self, before: Plan, plan: Plan) -> None:
         """Note a plan that wants the same as the one before. An older plan would keep its real servers in memory."""

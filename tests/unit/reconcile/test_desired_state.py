@@ -2,6 +2,7 @@
 
 import asyncio
 
+from kroute.model.objects import ObjectKey
 from kroute.reconcile.batches import BATCH
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.stage_gate import EARLIER_RUN
@@ -125,6 +126,18 @@ def test_agreement_is_the_owners_matter() -> None:
     state.want(A, {"x": 1})
     state.note_applied("x", 5)
     assert state.is_right("x")
+
+
+def test_the_owner_of_an_object_that_is_compared_again_is_touched() -> None:
+    tolerance, touched = 0, set[ObjectKey]()
+    state = DesiredState[str, int](lambda applied, desired: abs(applied - desired) <= tolerance)
+    state.want(A, {"x": 1})
+    state.note_applied("x", 2)
+    state.touch = touched.update
+    tolerance = 1
+    state.recheck("x")
+    assert state.is_settled(A.key)
+    assert touched == {A.key}
 
 
 async def test_what_is_there_and_nobody_wants_is_known() -> None:

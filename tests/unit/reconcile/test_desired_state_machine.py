@@ -35,6 +35,9 @@ class Following(RuleBasedStateMachine):
         self.state: DesiredState[str, Value] = DesiredState(
             is_nothing=lambda desired: desired == NOTHING, count=lambda key, change: self.counted.update({key: change})
         )
+        self.touched: set[ObjectKey] = set()
+        self.true_of = {(EARLIER_RUN.key, self.state.is_settled), (EARLIER_RUN.key, self.state.has_departed)}
+        self.state.touch = self.touched.update
         self.kernel: dict[str, Value] = {}
         self.unknown: set[str] = set(KEYS)
         self.desired: dict[ObjectKey, dict[str, Value]] = {}
@@ -153,6 +156,19 @@ class Following(RuleBasedStateMachine):
         left = {revision.key for revision in self.let_go.values()}
         for owner in (*self.desired, EARLIER_RUN.key):
             assert self.state.has_departed(owner) == (owner not in left)
+
+    @invariant()
+    def an_owner_that_becomes_settled_or_departed_was_touched(self) -> None:
+        owners = (*self.desired, EARLIER_RUN.key)
+        true_of = {
+            (owner, is_so)
+            for is_so in (self.state.is_settled, self.state.has_departed)
+            for owner in owners
+            if is_so(owner)
+        }
+        assert {owner for owner, _ in true_of - self.true_of} <= self.touched
+        self.true_of = true_of
+        self.touched.clear()
 
     def _desired(self, key: str) -> Value | None:
         return self.desired[self.order[key][-1]][key] if self.order[key] else None

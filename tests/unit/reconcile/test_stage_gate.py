@@ -174,6 +174,15 @@ async def test_candidates_pass_when_their_controller_finds_them_ready() -> None:
     assert not gate.has_candidates(ROUTES)
 
 
+async def test_only_the_candidates_that_may_have_passed_are_looked_at() -> None:
+    gate = StageGate()
+    gate.join(asyncio.Event(), says={ROUTES: ready})
+    for name in ("a", "b"):
+        gate.submit(plan(name), ROUTES)
+    await gate.advance(ROUTES, [plan("b").key, plan("c").key])
+    assert [gate.has_passed(plan(name), ROUTES) for name in ("a", "b", "c")] == [False, True, False]
+
+
 async def test_a_newer_candidate_takes_the_place_of_the_older_one() -> None:
     gate = StageGate()
     gate.join(asyncio.Event(), says={ROUTES: ready})
