@@ -8,7 +8,8 @@ Everything here runs in the event loop's thread. `publish` and `take` do not awa
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -93,8 +94,9 @@ class Broadcaster:
         self._subscriptions: list[Subscription] = []
         self.node: NodePlan | None = None
         """The newest plan of the node; None before the first is published, and always in a director."""
-        self.services: dict[ObjectKey, ServicePlan] = {}
-        """The newest plan of each Service that exists. To be read only."""
+        self._services: dict[ObjectKey, ServicePlan] = {}
+        self.services: Mapping[ObjectKey, ServicePlan] = MappingProxyType(self._services)
+        """The newest plan of each Service that exists, now and later."""
         self.has_started = False
         """Whether all plans of the initial sync have been published."""
 
@@ -130,10 +132,10 @@ class Broadcaster:
         if isinstance(plan, NodePlan):
             before, self.node = self.node, plan
         elif plan.is_empty:
-            before = self.services.pop(plan.key, None)
+            before = self._services.pop(plan.key, None)
         else:
-            before = self.services.get(plan.key)
-            self.services[plan.key] = plan
+            before = self._services.get(plan.key)
+            self._services[plan.key] = plan
         return before
 
     def statistics(self) -> list[QueueStatistics]:

@@ -69,6 +69,15 @@ async def test_what_one_subscriber_does_to_its_batch_does_not_affect_another() -
     assert generations(second) == {"web": 1}
 
 
+async def test_the_plans_of_services_are_for_reading_only_and_follow_what_is_published() -> None:
+    broadcaster = Broadcaster()
+    services = broadcaster.services
+    broadcaster.publish([plan()])
+    assert set(services) == {KEY}
+    with pytest.raises(TypeError):
+        services[KEY] = plan()  # type: ignore[index]
+
+
 async def test_a_late_subscriber_gets_the_current_plans_and_not_those_that_went() -> None:
     broadcaster = Broadcaster()
     broadcaster.publish([plan("a", generation=1), plan("b", generation=2), plan("c", generation=3)])
