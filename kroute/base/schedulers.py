@@ -32,6 +32,10 @@ SCHEDULERS_BY_ORDER = frozenset({"mh", "sh"})
 """Those that choose by the client's address from a table that the kernel fills in the order of the real servers. Nodes
 choose alike only if that order is the same on all of them."""
 
+HASHING = SCHEDULERS_BY_ORDER | {"dh"}
+"""Those in whose table a real server with weight 0 keeps its places. Who meets one is refused, or sent elsewhere than
+after the real server's deletion."""
+
 
 class SchedulerFlag(msgspec.Struct, frozen=True):
     """A flag of a scheduler: its kernel bit, and the only scheduler that it has a meaning for (None: any)."""

@@ -76,6 +76,8 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     `slow_start` is for how many seconds the weight of a new real server climbs; 0: it has its whole weight at once.
     `method`: how packets are forwarded to the real servers (`kroute/base/forwarding.py`).
     `ejection`: whether real servers are ejected that do not answer; None: they are not.
+    `leaving`: the endpoints that terminate and still serve, also those that take no new flows; only of UDP, and not
+    with a scheduler that hashes, whose clients would meet them.
     """
 
     key: VirtualServerKey
@@ -86,6 +88,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     slow_start: int = 0
     method: str = MASQUERADING
     ejection: Ejection | None = None
+    leaving: tuple[tuple[str, int], ...] = ()
 
     def sharing_parts_of(self, before: "VirtualServer") -> "VirtualServer":
         """The same value, with equal parts of `before` in place of its own."""

@@ -138,9 +138,14 @@ def choice_steps(backends: Endpoints, node: NodeFacts, *, only_local: bool = Fal
         allowed = [item for item in allowed if item[1].node_name == node.name]
     ready = [item for item in allowed if item[1].is_ready]
     if not ready:
-        leaving = [item for item in allowed if item[1].is_leaving]
-        return ChoiceSteps(allowed, leaving, leaving)
+        last = [item for item in allowed if item[1].is_leaving]
+        return ChoiceSteps(allowed, last, last)
     return ChoiceSteps(allowed, ready, ready if only_local else _near(ready, node))
+
+
+def leaving(backends: Endpoints) -> tuple[tuple[str, int], ...]:
+    """The address and port of each endpoint that terminates and still serves, sorted."""
+    return tuple(sorted([server[:2] for server, traits in backends.items() if traits.is_leaving]))
 
 
 def _add(backends: Endpoints, real_servers: Iterable[RealServer], traits: Iterable[Traits]) -> None:

@@ -4,12 +4,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+import msgspec
+
 from kroute.base.forwarding import MASQUERADING, TUNNEL
-from kroute.base.schedulers import SCHEDULERS
+from kroute.base.schedulers import HASHING, SCHEDULERS
 from kroute.model.addresses import Family, family_of
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
-from kroute.model.plan import AddressSet, Problem, Problems, ServicePlan, SetEntry, Vip, VirtualServer, VirtualServerKey
+from kroute.model.plan import (
+    AddressSet,
+    Problem,
+    Problems,
+    Protocol,
+    ServicePlan,
+    SetEntry,
+    Vip,
+    VirtualServer,
+    VirtualServerKey,
+)
 from kroute.model.steps import UNITS_A_STEP, Steps, parts, sort
 from kroute.planning.address_conflicts import conflict
 from kroute.planning.address_owners import AddressOwners
@@ -23,6 +35,7 @@ from kroute.planning.endpoints import (
     health_check_entries,
     health_check_of,
     in_order,
+    leaving,
     merging,
     refusals,
 )
@@ -122,6 +135,8 @@ def _serving(
             yield units
         method = TUNNEL if backends.is_direct else MASQUERADING
         server = options.virtual_server(key, backends.real_servers, method)
+        if backends.leaving and server.scheduler not in HASHING:
+            server = msgspec.structs.replace(server, leaving=backends.leaving)
         for feature in features:
             server = feature.virtual_server(server)
             for more in parts(feature.entries(frontend)):
@@ -163,6 +178,8 @@ class _BackendChooser:
         if backends is None:
             endpoints = self._merged[family].backends.get(frontend.port, {})
             backends = self._from_outside(endpoints) if is_external else self._inside(endpoints)
+            if frontend.key.protocol == Protocol.UDP:
+                backends = backends._replace(leaving=leaving(endpoints))
             self._known[question] = backends
             yield len(endpoints) * 3 // 4
         count, refusing = len(backends.chosen), [feature for feature in self._features if feature.refuses(frontend)]

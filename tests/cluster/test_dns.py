@@ -36,8 +36,8 @@ def servers(cluster: Cluster) -> set[str]:
 def test_thousands_of_queries_are_answered_while_the_servers_roll_out(cluster: Cluster, dns: None) -> None:
     """A client has one query under way, and may lose one for each server that leaves.
 
-    IPVS ends the flows of a UDP server that is deleted (expire_nodest_conn), under kube-proxy, too: an answer that is
-    under way then comes too late, though the server answers on. Nothing else is lost.
+    IPVS ends the flows of a UDP server that is deleted (expire_nodest_conn). That is seconds after the server took its
+    last new flow, so only a client that has kept its socket, or has got an old port again, may then wait for an answer.
     """
     old = servers(cluster)
     end = "/tmp/dns-end"

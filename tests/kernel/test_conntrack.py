@@ -16,6 +16,7 @@ from kroute.kernel.ipvs.objects import (
     DeleteRealServer,
     DeleteVirtualServer,
     IpvsChange,
+    SetRealServer,
     VirtualServerOptions,
 )
 from kroute.kernel.sysctl import Sysctls
@@ -28,7 +29,7 @@ from tests.lab.firewall import tool
 from tests.lab.patience import patience
 
 CONNECTIONS = Path("/proc/net/ip_vs_conn")
-TARGET_PORT = 5353
+TARGET_PORT, SLOW_PORT = 5353, 5454
 PATIENCE = 10.0
 """Seconds within which a call is answered, stalls of the machine not counted."""
 SILENCE = 1.0
@@ -43,6 +44,24 @@ class Echo(asyncio.DatagramProtocol):
 
     def datagram_received(self, _: bytes, client: tuple[str, int]) -> None:
         self.transport.sendto(self.transport.get_extra_info("sockname")[0].encode(), client)
+
+
+class Slow(asyncio.DatagramProtocol):
+    """A real server that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Queue[tuple[str, int]]()
+
+    def connection_made(self, transport: asyncio.DatagramTransport) -> None:
+        self.transport = transport
+
+    def datagram_received(self, _: bytes, client: tuple[str, int]) -> None:
+        self.asked.put_nowait(client)
+
+    async def takes(self) -> tuple[str, int]:
+        """Return the client of the next datagram."""
+        async with patience(PATIENCE):
+            return await self.asked.get()
 
 
 class Client:
@@ -145,6 +164,10 @@ def connections() -> list[str]:
     return [line.split()[2] for line in CONNECTIONS.read_text().splitlines()[1:]]
 
 
+def is_forgotten(client: Client) -> None:
+    assert f"{client.port:04X}" not in connections()
+
+
 async def test_a_client_goes_on_to_another_real_server_when_its_own_is_gone(balancer: Balancer) -> None:
     await balancer.serve(balancer.first)
     client = balancer.client()
@@ -156,6 +179,32 @@ async def test_a_client_goes_on_to_another_real_server_when_its_own_is_gone(bala
     await balancer.end_stale(balancer.second)
     assert await client.ask() == balancer.second
     assert {flow.reply_source for flow in await balancer.flows()} == {balancer.second}
+
+
+async def test_an_answer_under_way_comes_from_weight_0_and_is_lost_by_a_deletion(balancer: Balancer) -> None:
+    leaving = (balancer.first, SLOW_PORT)
+    transport, slow = await asyncio.get_running_loop().create_datagram_endpoint(Slow, local_addr=leaving)
+    client = balancer.client()
+    try:
+        await balancer.serve()
+        await balancer.change(AddRealServer(balancer.key, leaving, 1))
+        first = asyncio.create_task(client.ask())
+        asking = await slow.takes()
+        await balancer.change(
+            AddRealServer(balancer.key, (balancer.second, TARGET_PORT), 1), SetRealServer(balancer.key, leaving, 0)
+        )
+        assert await balancer.client().ask() == balancer.second
+        transport.sendto(b"slow", asking)
+        assert await first == "slow"
+        second = asyncio.create_task(client.ask(SILENCE))
+        assert await slow.takes() == asking, "the client's flow stays as long as it sends"
+        await balancer.change(DeleteRealServer(balancer.key, leaving))
+        await eventually(lambda: is_forgotten(client))
+        transport.sendto(b"slow", asking)
+        assert await second is None
+        assert await client.ask() == balancer.second
+    finally:
+        transport.close()
 
 
 async def test_just_the_flows_of_the_gone_real_server_end(balancer: Balancer) -> None:

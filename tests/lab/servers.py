@@ -2,7 +2,8 @@
 
 GET /        -> {"host": ..., "address": ..., "port": ..., "peer": ..., "peer_port": ...}; the connection is kept alive
 GET /stream  -> after the head of the answer every byte is echoed, for as long as the connection lasts
-UDP          -> any datagram is answered with the same JSON, from the address it was sent to
+UDP          -> any datagram is answered with the same JSON, from the address it was sent to. `after SECONDS` is
+                answered so much later, if the server still listens then
 """
 
 import asyncio
@@ -17,6 +18,8 @@ import msgspec
 _IN6_PKTINFO = 50
 """IPV6_PKTINFO of linux/in6.h, which the socket module does not have."""
 NO_LINGER = struct.pack("ii", 1, 0)
+AFTER = b"after "
+"""With this a datagram begins whose answer is to take a while."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -124,10 +127,20 @@ class Server:
 
     def _answer_datagram(self, bound: socket.socket) -> None:
         with contextlib.suppress(OSError):  # an ICMP error for an earlier answer, or the client is gone
-            _, ancillary, _, peer = bound.recvmsg(2048, 256)
+            asked, ancillary, _, peer = bound.recvmsg(2048, 256)
             (packet_info,) = (value for _, kind, value in ancillary if kind == _IN6_PKTINFO)
             local = socket.inet_ntop(socket.AF_INET6, packet_info[:16])
             # Only the source address is set, not the interface: the kernel routes the answer.
             source = packet_info[:16] + struct.pack("I", 0)
             answer = self._answer(local, bound.getsockname()[1], peer)
-            bound.sendmsg([answer], [(socket.IPPROTO_IPV6, _IN6_PKTINFO, source)], 0, peer)
+            chosen = [(socket.IPPROTO_IPV6, _IN6_PKTINFO, source)]
+            if asked.startswith(AFTER):
+                seconds = float(asked.removeprefix(AFTER))
+                asyncio.get_running_loop().call_later(seconds, _send, bound, answer, chosen, peer)
+            else:
+                bound.sendmsg([answer], chosen, 0, peer)
+
+
+def _send(bound: socket.socket, answer: bytes, chosen: list[tuple[int, int, bytes]], peer: tuple[str, int]) -> None:
+    with contextlib.suppress(OSError):  # the server or the client is gone
+        bound.sendmsg([answer], chosen, 0, peer)

@@ -1,5 +1,7 @@
 """UDP flows have no end: entries that lead to an endpoint which no longer serves are deleted at once, and no others.
 
+Those to one that terminates and still serves are deleted after seconds.
+
 IPVS ends its own flows to a deleted real server (kroute sets `expire_nodest_conn`), so most tests here show that and
 kroute together. Entries that are not of IPVS are kroute's alone: those of another proxy
 (`test_flows_that_another_proxy_has_begun_…`), and those from before the Service (`test_clients_that_were_there_…`).
@@ -22,7 +24,7 @@ from tests.lab.deployment import Deployment, eventually
 from tests.lab.firewall import tool
 from tests.lab.flows import End, Flow, conntrack, ipvs_connections, long_tracked_udp
 from tests.lab.hosts import Host
-from tests.lab.objects import Object, endpoint_slices, service
+from tests.lab.objects import Endpoint, Object, endpoint_slices, service
 from tests.lab.udp_client import UdpClient
 from tests.lab.world import FAMILIES, Family, World, routed
 
@@ -139,6 +141,26 @@ async def test_clients_move_when_their_endpoint_leaves(
     deployment.apply(*endpoints(new))
     await answered_by(clients, new)
     await lead_to(node1, frontends(world, family), End(family.of(new), TARGET_PORT))
+
+
+async def test_answers_of_an_endpoint_that_terminates_arrive_and_its_clients_move_while_it_still_serves(
+    world: World, deployment: Deployment, family: Family, clients: list[UdpClient]
+) -> None:
+    node1, (_, old, new), asked = world.nodes[0], world.web, frontends(world, family)
+    deployment.apply(dns(), *endpoints(old))
+    await deployment.start(*FLAGS, nodes=("node1",))
+    under_way = asyncio.gather(*(client.ask(b"after 1") for client in clients))
+
+    def all_have_asked() -> None:
+        begun = {it.client.port for it in ipvs_connections(node1.namespace) if it.asked in asked}
+        assert begun >= {client.port for client in clients}
+
+    await eventually(all_have_asked)
+    terminating = Endpoint(old, {"ready": False, "serving": True, "terminating": True})
+    deployment.apply(*endpoint_slices("dns", [terminating, new], {"UDP": TARGET_PORT}))
+    assert {answer.host for answer in await under_way} == {old.name}
+    await answered_by(clients, new)
+    await lead_to(node1, asked, End(family.of(new), TARGET_PORT))
 
 
 async def test_entries_go_with_the_endpoint_and_not_when_a_client_asks_again(

@@ -189,10 +189,12 @@ def server(
     scheduler: str = "rr",
     flags: int = 0,
     persistence: Persistence | None = None,
+    leaving: Iterable[str] = (),
 ) -> VirtualServer:
-    """Return a virtual server; `real_servers` are addresses, all with port 8080."""
-    reals = tuple(RealServer(address, 8080) for address in real_servers)
-    return VirtualServer(VirtualServerKey(protocol, vip, port), scheduler, flags, persistence, reals)
+    """Return a virtual server; `real_servers` and `leaving` are addresses, all with port 8080."""
+    key, reals = VirtualServerKey(protocol, vip, port), tuple(RealServer(address, 8080) for address in real_servers)
+    left = tuple((address, 8080) for address in leaving)
+    return VirtualServer(key, scheduler, flags, persistence, reals, leaving=left)
 
 
 def plan(

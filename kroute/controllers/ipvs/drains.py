@@ -19,6 +19,12 @@ LAST_POLL = 30.0
 for each virtual server, and a connection may live for days, so polls become rarer when nothing has begun to drain
 lately."""
 
+DATAGRAM_DRAIN = 1.5
+"""Seconds for which a real server that is not TCP's drains at least, so that answers under way arrive. IPVS ends its
+flows only by its deletion, and a client that keeps its socket must have moved before the pod ends, which is 5 s after
+SIGTERM for CoreDNS with kubeadm's configuration (`lameduck`). It drains until the next poll, so for 2 s or a little
+less if nothing else drains, and for 3.5 s at most."""
+
 
 class Drains:
     """The draining real servers of each virtual server. Times are seconds on the caller's clock.
@@ -115,15 +121,15 @@ class Drains:
     ) -> list[tuple[VirtualServerKey, RealServerKey]]:
         """The real servers in `table`, the result of a poll, that may be deleted.
 
-        These have no connections, have drained for longer than the timeout, or are not TCP's; or another program has
-        deleted them.
+        These have no connections, have drained for longer than the timeout, or than DATAGRAM_DRAIN if they are not
+        TCP's; or another program has deleted them.
         """
         return [
             (key, real_server)
             for key in map(planned_key, table)
             for real_server, start in self._since.get(key, {}).items()
             if (state := table[key].get(real_server)) is None
-            or key.protocol != Protocol.TCP
+            or (key.protocol != Protocol.TCP and now >= start + DATAGRAM_DRAIN)
             or state.active + state.inactive == 0
             or (self._timeout > 0 and now >= start + self._timeout)
         ]

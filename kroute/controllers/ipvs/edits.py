@@ -67,9 +67,9 @@ def edit(
 
     `there` are all of the kernel's, as it lists them, if the edit must put them in order.
 
-    A TCP real server that leaves gets weight 0 first, so that its connections live on. If it comes back while it
-    drains, it gets its weight back and is not deleted. A virtual server that should have no real servers first loses
-    those that it has; a later edit deletes it.
+    A TCP real server that leaves gets weight 0 first, so that its connections live on; so does one of UDP for as long
+    as its endpoint is `leaving`. If it comes back while it drains, it gets its weight back and is not deleted. A
+    virtual server that should have no real servers first loses those that it has; a later edit deletes it.
     """
     if applied is not None and not desired.real_servers and is_served_out(applied, draining):
         return Edit([DeleteVirtualServer(desired.key)], [])
@@ -80,7 +80,9 @@ def edit(
     after = _weights(desired.real_servers)
     leaving = [real_server for real_server in before if real_server not in after]
     if desired.key.protocol != Protocol.TCP:
-        return Edit(changes + [DeleteRealServer(desired.key, real_server) for real_server in leaving], [], moved)
+        gone = [one for one in (*leaving, *draining) if one not in after and one not in desired.leaving]
+        changes += [DeleteRealServer(desired.key, real_server) for real_server in gone]
+        leaving = [real_server for real_server in leaving if real_server in desired.leaving]
     method = (applied or desired).method
     changes += [SetRealServer(desired.key, real_server, 0, method) for real_server in leaving]
     return Edit(changes, leaving, moved)

@@ -168,9 +168,10 @@ class VirtualServers:
         return (self.desired.applied.keys() | self.desired.desired_keys()) - self._foreign.keys
 
     def serving(self, key: VirtualServerKey) -> list[RealServerKey]:
-        """The real servers that a virtual server should have."""
+        """The real servers to which a virtual server's flows may go: those that it should have, or that drain."""
         desired = self.desired.desired(key)
-        return [(address, port) for address, port, _ in desired.real_servers] if desired else []
+        wanted = desired.real_servers if desired else ()
+        return [(address, port) for address, port, _ in wanted] + list(self._drains.of(key))
 
     async def _write_due(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
         waiting = self._status.waiting()
@@ -232,9 +233,10 @@ class VirtualServers:
         if gone or not_ours:
             self._ledger.record(VirtualServerDeleted(key) for key in [*gone, *not_ours])
         self._edits.conclude(changes, refusals)
+        now = self._status.clock()
         for key, planned in edits.items():
             if key not in refusals:
-                self._remember(key, planned)
+                self._remember(key, planned, now)
 
     def _edit(self, key: VirtualServerKey, desired: VirtualServer | None, there: There | None) -> Edit:
         if desired is None:
@@ -245,7 +247,7 @@ class VirtualServers:
         self.weights.begin(applied, desired, draining)
         return edit(applied, self._effective(desired), draining, there)
 
-    def _remember(self, key: VirtualServerKey, written: Edit) -> None:
+    def _remember(self, key: VirtualServerKey, written: Edit, now: float) -> None:
         desired = self.desired.desired(key)
         if desired is None or written.is_deletion:
             self._drains.forget(key)
@@ -253,8 +255,9 @@ class VirtualServers:
             self.desired.note_applied(key, None)
             return
         self._drains.stop(key, ((address, port) for address, port, _ in desired.real_servers))
+        self._drains.stop(key, (it.real_server for it in written.changes if isinstance(it, DeleteRealServer)))
         for real_server in written.draining:
-            self._drains.start(key, real_server, self._status.clock())
+            self._drains.start(key, real_server, now)
         # A virtual server that loses its last real server keeps its options in the kernel until it is deleted.
         served = replace(self.desired.applied[key], real_servers=()) if is_nothing(desired) else desired
         self.desired.note_applied(key, self._effective(served))

@@ -39,7 +39,7 @@ class Backends(NamedTuple):
 
     `real_servers` are the endpoints with their weights, in order, and `on_this_node` some of them; both are empty till
     there is room for them. `lacks_local`: policy Local leaves none of the endpoints that there are. `is_direct`: the
-    real servers answer the clients themselves.
+    real servers answer the clients themselves. `leaving`: as in VirtualServer.
     """
 
     chosen: Chosen
@@ -48,6 +48,7 @@ class Backends(NamedTuple):
     on_this_node: tuple[RealServer, ...] = ()
     lacks_local: bool = False
     is_direct: bool = False
+    leaving: tuple[tuple[str, int], ...] = ()
 
 
 class FeatureStep:

@@ -186,17 +186,20 @@ def is_nothing(desired: VirtualServer) -> bool:
 
 
 def is_served_out(applied: VirtualServer, draining: Collection[RealServerKey]) -> bool:
-    """Whether an unwanted virtual server has nothing left for which it must stay. Only TCP's real servers drain."""
+    """Whether an unwanted virtual server has nothing left for which it must stay: only TCP's connections count."""
     return not applied.real_servers and not (draining and applied.key.protocol == Protocol.TCP)
 
 
 def agrees(applied: VirtualServer, desired: VirtualServer, draining: Collection[RealServerKey] = ()) -> bool:
     """Whether both serve in the same way; for most schedulers the order of real servers does not matter.
 
-    `draining` are the real servers with weight 0 that the kernel has in addition to those of `applied`.
+    `draining` are the real servers with weight 0 that the kernel has in addition to those of `applied`. Those that are
+    not TCP's may drain only while their endpoints are `leaving`.
     """
     if is_nothing(desired):
         return not applied.real_servers and not is_served_out(applied, draining)
+    if draining and applied.key.protocol != Protocol.TCP and not set(desired.leaving).issuperset(draining):
+        return False
     in_order = tuple if desired.scheduler in SCHEDULERS_BY_ORDER else set
     return applied == desired or (
         len(applied.real_servers) == len(desired.real_servers)

@@ -10,7 +10,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Endpoint, EndpointPort, EndpointSlice
 from kroute.model.plan import RealServer
 from kroute.planning.backend_slices import NO_BOUND, BackendSlice, PortKey, Traits, read_slice
-from kroute.planning.endpoints import Chosen, Endpoints, MergedSlices, choice_steps, in_order, merging
+from kroute.planning.endpoints import Chosen, Endpoints, MergedSlices, choice_steps, in_order, leaving, merging
 from tests.builders import NODE, endpoint, endpoint_slice, facts, finish, read
 
 UNNAMED = PortKey("", "TCP")
@@ -135,12 +135,13 @@ def traits_of(one: Endpoint) -> Traits:
 
 def test_terminating_endpoints_serve_only_when_none_is_ready() -> None:
     ready = endpoint("10.244.1.5")
-    leaving = endpoint("10.244.1.6", ready=False, serving=True, terminating=True)
+    last = endpoint("10.244.1.6", ready=False, serving=True, terminating=True)
     broken = endpoint("10.244.1.7", ready=False, serving=False, terminating=True)
-    backends: Endpoints = {RealServer(it.addresses[0], 80): traits_of(it) for it in (ready, leaving, broken)}
+    backends: Endpoints = {RealServer(it.addresses[0], 80): traits_of(it) for it in (ready, last, broken)}
     assert choose(backends, facts()) == [(RealServer("10.244.1.5", 80), traits_of(ready))]
+    assert leaving(backends) == (("10.244.1.6", 80),)
     del backends[RealServer("10.244.1.5", 80)]
-    assert choose(backends, facts()) == [(RealServer("10.244.1.6", 80), traits_of(leaving))]
+    assert choose(backends, facts()) == [(RealServer("10.244.1.6", 80), traits_of(last))]
 
 
 COPIES: dict[str, Sequence[Endpoint]] = {

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from kroute.model.objects import Applied, Change, EndpointSlice, ObjectKey, Service, ServicePort
+from kroute.model.objects import Applied, Change, EndpointPort, EndpointSlice, ObjectKey, Service, ServicePort
 from kroute.model.plan import AddressSet, Persistence, RealServer, ServicePlan, SetEntry, Vip
 from kroute.planning.catalog import Catalog
 from kroute.planning.frontends import cluster_ips
@@ -68,6 +68,21 @@ def test_a_service_without_endpoints_is_a_virtual_server_without_real_servers() 
     [server] = make().virtual_servers
     assert str(server.key) == "TCP 10.96.0.10:80"
     assert server.real_servers == ()
+
+
+@pytest.mark.parametrize(("scheduler", "named"), [("rr", True), ("dh", False), ("sh", False), ("mh", False)])
+def test_a_port_of_udp_names_the_endpoints_that_leave_and_still_serve(scheduler: str, *, named: bool) -> None:
+    last = endpoint("10.244.1.6", ready=False, serving=True, terminating=True)
+    broken = endpoint("10.244.1.7", ready=False, serving=False, terminating=True)
+    ports = [EndpointPort("tcp", 8080), EndpointPort("udp", 8080, "UDP")]
+    piece = endpoint_slice("web-1", "10.244.1.5", last, broken, ports=ports)
+    ports_there, chosen = [port(80, "tcp"), port(80, "udp", "UDP")], {"kroute.io/scheduler": scheduler}
+    plan = make(piece, of=service(ports=ports_there, annotations=chosen))
+    assert {server.key.protocol.name: server.leaving for server in plan.virtual_servers} == {
+        "TCP": (),
+        "UDP": (("10.244.1.6", 8080),) if named else (),
+    }
+    assert all(server.real_servers == (RealServer("10.244.1.5", 8080),) for server in plan.virtual_servers)
 
 
 def test_each_port_and_address_is_a_virtual_server_in_sorted_order() -> None:

@@ -86,6 +86,14 @@ def test_what_has_no_connections_or_no_time_left_is_over() -> None:
     assert look(drains, 163.0, BUSY, IDLE) == [(WEB, ONE), (WEB, TWO)]
 
 
+def test_one_of_udp_is_over_after_a_while_with_its_connections() -> None:
+    dns, drains = VirtualServerKey(Protocol.UDP, "10.96.0.1", 53), Drains(0)
+    drains.start(WEB, ONE, 100.0)
+    drains.start(dns, ONE, 101.0)
+    assert look(drains, 100.0 + FIRST_POLL, BUSY) == []
+    assert look(drains, 100.0 + 2 * FIRST_POLL, BUSY) == [(dns, ONE)]
+
+
 def test_a_reading_keeps_the_time_of_what_drained_and_drops_what_does_not() -> None:
     drains = Drains(60)
     drains.start(WEB, ONE, 100.0)

@@ -1,12 +1,14 @@
 """service_proxy: virtual servers, VIPs, draining, schedulers."""
 
 import errno
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from kroute.controllers.ipvs.drains import FIRST_POLL
 from kroute.kernel.ipvs.objects import (
     AddRealServer,
     AddVirtualServer,
@@ -22,7 +24,9 @@ from kroute.reconcile.stage_gate import WITHDRAWN
 from tests.unit.fake_node import DUMMY, FakeNode, new_kernel, plan, server
 
 WEB = (6, "10.96.0.1", 80)
-POD1, POD2 = ("10.1.0.1", 8080), ("10.1.0.2", 8080)
+DNS = (17, "10.96.0.1", 80)
+POD1, POD2, POD3 = ("10.1.0.1", 8080), ("10.1.0.2", 8080), ("10.1.0.3", 8080)
+dns = partial(server, "10.96.0.1", 80, protocol=Protocol.UDP)
 
 
 def weights(node: FakeNode, key: tuple[int, str, int] = WEB) -> dict[tuple[str, int], int]:
@@ -179,6 +183,37 @@ class TestDraining:
         node.ipvs.set_connections(key, POD1, 5, 5)
         await node.apply(plan("dns", 2, server("10.96.0.1", 53, "10.1.0.2", protocol=protocol)))
         assert weights(node, key) == {POD2: 1}
+
+    async def test_one_of_udp_that_still_serves_drains_for_seconds_or_until_it_serves_no_more(
+        self, tmp_path: Path
+    ) -> None:
+        node = FakeNode(tmp_path)
+        await node.start(plan("dns", 1, dns("10.1.0.1", "10.1.0.2", "10.1.0.3")))
+        for pod in (POD1, POD2):
+            node.ipvs.set_connections(DNS, pod, 0, 5)
+        await node.apply(plan("dns", 2, dns("10.1.0.3", leaving=["10.1.0.1", "10.1.0.2"])))
+        assert weights(node, DNS) == {POD1: 0, POD2: 0, POD3: 1}
+        await node.apply(plan("dns", 3, dns("10.1.0.3", leaving=["10.1.0.2"])))
+        assert weights(node, DNS) == {POD2: 0, POD3: 1}
+        await node.wait(FIRST_POLL)
+        assert weights(node, DNS) == {POD3: 1}
+        node.kernel.writes.clear()
+        await node.resync()
+        await node.apply(plan("dns", 4, dns("10.1.0.3")))
+        assert node.kernel.writes == []
+        assert node.service_proxy.next_due() is None
+
+    @pytest.mark.parametrize("serves", [True, False])
+    async def test_a_restart_goes_on_draining_one_of_udp_only_if_it_still_serves(
+        self, tmp_path: Path, *, serves: bool
+    ) -> None:
+        node = await FakeNode(tmp_path).start(plan("dns", 1, dns("10.1.0.1", "10.1.0.2")))
+        node.ipvs.set_connections(DNS, POD1, 0, 5)
+        await node.apply(plan("dns", 2, dns("10.1.0.2", leaving=["10.1.0.1"])))
+        node = await node.restarted().start(plan("dns", 2, dns("10.1.0.2", leaving=["10.1.0.1"] if serves else [])))
+        assert weights(node, DNS) == ({POD1: 0, POD2: 1} if serves else {POD2: 1})
+        await node.wait(FIRST_POLL)
+        assert weights(node, DNS) == {POD2: 1}
 
     async def test_one_that_comes_back_gets_its_weight_back_without_being_deleted(self, tmp_path: Path) -> None:
         node = await serving(tmp_path, "10.1.0.1")

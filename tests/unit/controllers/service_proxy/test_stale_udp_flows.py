@@ -1,6 +1,7 @@
 """service_proxy ends the UDP flows that a change of its virtual servers has made stale, and no others."""
 
 import errno
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ PAUSE = 120.0
 """Seconds after which the next look is due, whatever the last one took."""
 
 
-def dns(generation: int, *real_servers: str, scheduler: str = "rr") -> ServicePlan:
+def dns(generation: int, *real_servers: str, scheduler: str = "rr", leaving: Iterable[str] = ()) -> ServicePlan:
     """Return the plan of default/dns with a ClusterIP and a node port, both UDP."""
     keys = (("10.96.0.10", 53), (NODE_IPV4, 30053))
-    servers = [server(*key, *real_servers, protocol=Protocol.UDP, scheduler=scheduler) for key in keys]
+    options = {"scheduler": scheduler, "leaving": leaving}
+    servers = [server(*key, *real_servers, protocol=Protocol.UDP, **options) for key in keys]  # type: ignore[arg-type]
     return plan("dns", generation, *servers)
 
 
@@ -61,6 +63,17 @@ async def test_flows_to_a_real_server_that_has_gone_are_ended_and_others_stay(tm
     node.conntrack.add_flows(flow(1004, "10.1.0.1", "192.0.2.53"))
     await apply(node, dns(2, "10.1.0.2"))
     assert left(node) == {1002, 1004}
+
+
+async def test_flows_to_one_that_still_serves_stay_while_it_drains_and_end_with_it(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start(dns(1, "10.1.0.1", "10.1.0.2", "10.1.0.3"))
+    node.ipvs.set_connections(DNS, ("10.1.0.1", 8080), 0, 1)
+    node.conntrack.add_flows(flow(1001, "10.1.0.1"), flow(1002, "10.1.0.2"), flow(1003, "10.1.0.3"))
+    await apply(node)
+    await node.apply(dns(2, "10.1.0.3", leaving=["10.1.0.1"]))
+    assert left(node) == {1001, 1003}
+    await apply(node)
+    assert left(node) == {1003}
 
 
 async def test_flows_are_ended_when_the_last_real_server_or_the_service_goes(tmp_path: Path) -> None:
