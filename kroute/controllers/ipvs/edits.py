@@ -80,9 +80,10 @@ def edit(
     after = _weights(desired.real_servers)
     leaving = [real_server for real_server in before if real_server not in after]
     if desired.key.protocol != Protocol.TCP:
-        gone = [one for one in (*leaving, *draining) if one not in after and one not in desired.leaving]
+        serving = frozenset(desired.leaving)
+        gone = [one for one in (*leaving, *draining) if one not in after and one not in serving]
         changes += [DeleteRealServer(desired.key, real_server) for real_server in gone]
-        leaving = [real_server for real_server in leaving if real_server in desired.leaving]
+        leaving = [real_server for real_server in leaving if real_server in serving]
     method = (applied or desired).method
     changes += [SetRealServer(desired.key, real_server, 0, method) for real_server in leaving]
     return Edit(changes, leaving, moved)
