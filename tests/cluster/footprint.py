@@ -34,6 +34,14 @@ def of_nodes(cluster: Cluster) -> dict[str, Footprint]:
     }
 
 
+def in_order(found: dict[str, Footprint]) -> dict[str, dict[str, list[list[str]]]]:
+    """The same for every order in which it was made: of lines, and of addresses in a line."""
+    return {
+        node: {what: sorted(sorted(line.split()) for line in lines) for what, lines in of_node.items()}
+        for node, of_node in found.items()
+    }
+
+
 def bound(cluster: Cluster, node: str) -> set[str]:
     """The addresses on kroute's link of a node."""
     words = cluster.on(cluster.nodes[node], "ip -brief address show kube-ipvs0", check=False).split()
