@@ -3,6 +3,9 @@
 import zipfile
 from pathlib import Path
 
+COMMITS = {"0.1.0": "bdd957cff57cbc9d96851a42b5b916acb402d6a4"}
+"""The releases, each with its commit."""
+
 
 def wheel(version: str) -> Path:
     """The wheel of a release."""

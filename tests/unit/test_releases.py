@@ -10,11 +10,10 @@ import pytest
 
 from kroute import __version__
 from tests import releases
+from tests.releases import COMMITS
 from tests.releases import __main__ as maker
 
 DIRECTORY = Path(releases.__file__).parent
-COMMITS = {"0.1.0": "bdd957cff57cbc9d96851a42b5b916acb402d6a4"}
-"""The releases, each with its commit."""
 MOST_BYTES = 640 << 10
 
 
