@@ -115,9 +115,15 @@ class Balancer:
             bound = (address, TARGET_PORT)
             transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(Echo, local_addr=bound)
             self._closing.append(transport.close)
-        await eventually(
-            lambda: self.client().close(), within=1
-        )  # the kernel adds the route of an IPv6 address a little later
+        await eventually(self._are_local)
+
+    def _are_local(self) -> None:
+        """Assert that packets to the addresses stay here: the kernel adds the routes of IPv6 addresses a little later.
+
+        IPVS would keep the wrong route to a real server.
+        """
+        for address in (self.vip, self.first, self.second):
+            assert run(f"ip route get {address}").startswith("local ")
 
     async def close(self) -> None:
         for close in self._closing:
