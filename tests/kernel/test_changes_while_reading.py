@@ -19,11 +19,10 @@ from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy.vip_addresses import VipAddresses
 from kroute.firewall.backend import node_clients
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs.client import ATTEMPTS, RESIZE_SECONDS
 from kroute.kernel.ipvs.objects import AddVirtualServer, VirtualServerKey, VirtualServerOptions
 from kroute.kernel.modules import kernel_version
 from kroute.kernel.net.addresses import Addresses, BindAddress, UnbindAddress
-from kroute.kernel.netlink.client import NetlinkClient
+from kroute.kernel.netlink.client import LISTINGS, REHASH_SECONDS, NetlinkClient
 from kroute.kernel.netlink.netlink_socket import DUMP_ATTEMPTS, NetlinkSocket
 from kroute.kernel.node_kernel import open_kernel
 from kroute.model.plan import Plan, Vip
@@ -142,7 +141,7 @@ def set_load_factor(factor: str) -> None:
     LOAD_FACTOR.write_text(factor)
 
 
-@pytest.mark.parametrize("times", [2, ATTEMPTS - 1, ATTEMPTS])
+@pytest.mark.parametrize("times", [2, LISTINGS - 1, LISTINGS])
 async def test_virtual_servers_are_listed_again_if_the_kernel_has_resized_their_table_meanwhile(
     node: RealNode, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
@@ -156,13 +155,13 @@ async def test_virtual_servers_are_listed_again_if_the_kernel_has_resized_their_
         if RESIZES:
             set_load_factor(next(factors))
             resizes += 1
-            await asyncio.sleep(RESIZE_SECONDS)
+            await asyncio.sleep(REHASH_SECONDS)
 
     async def scanned() -> set[VirtualServerKey]:
         return {key async for part in node.ipvs.scan(keys) for key, _ in part}
 
     Between(monkeypatch, node.ipvs, times, resize)
-    if times == ATTEMPTS and RESIZES:
+    if times == LISTINGS and RESIZES:
         with pytest.raises(KernelError) as refused:
             await scanned()
         assert refused.value.errno == errno.EINTR

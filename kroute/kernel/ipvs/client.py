@@ -45,15 +45,11 @@ from kroute.kernel.ipvs.objects import (
 )
 from kroute.kernel.ipvs.outlines import OutlineReader, Outlines, read_real_servers
 from kroute.kernel.ipvs.table import pages, parse_table
-from kroute.kernel.netlink.client import ENCODE_SLICE, NetlinkClient, Parsed, find_family, only
+from kroute.kernel.netlink.client import ENCODE_SLICE, NetlinkClient, Parsed, find_family, listed_once, only
 from kroute.kernel.netlink.netlink_socket import NETLINK_GENERIC
 
 MODULE = "ip_vs"
 TABLE = Path("/proc/net/ip_vs")
-ATTEMPTS = 10
-"""How often the virtual servers are listed while the kernel moves them to another table."""
-RESIZE_SECONDS = 0.05
-"""How long the kernel may need for that."""
 
 
 class Ipvs(NetlinkClient):
@@ -182,17 +178,14 @@ class Ipvs(NetlinkClient):
         return found
 
     async def _read_options(self) -> dict[VirtualServerKey, VirtualServerOptions]:
-        """The options of all virtual servers: one dump. Raises KernelError EINTR if it cannot be had whole.
+        """The options of all virtual servers, listed again if Linux 7 resizes its table meanwhile."""
 
-        For each datagram Linux 7 walks its table from the beginning, and skips as many as it has listed. If it has
-        moved them to a table of another size meanwhile, it lists some twice and as many others not at all.
-        """
-        for _ in range(ATTEMPTS):
+        async def read(found: dict[VirtualServerKey, VirtualServerOptions]) -> int:
             listed = await self._ask(encode_dump, parse_virtual_server)
-            if len(options := dict(listed)) == len(listed):
-                return options
-            await asyncio.sleep(RESIZE_SECONDS)
-        raise KernelError("the IPVS table changes faster than it can be read; trying later", errno=errno.EINTR)
+            found.update(listed)
+            return len(listed)
+
+        return await listed_once("the IPVS table", read)
 
     async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
         """Set the connection timeouts, in seconds; for 0 the kernel keeps its own. Raises KernelError."""

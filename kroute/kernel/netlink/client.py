@@ -1,8 +1,9 @@
 """The base of the clients that have one netlink socket each, and the requests of generic netlink."""
 
+import asyncio
 import errno
 import struct
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import ClassVar, Self, TypeVar
 
 from kroute.kernel.errors import Failure, KernelError
@@ -17,6 +18,10 @@ from kroute.kernel.netlink.socket_filter import Instruction
 
 ENCODE_SLICE = 256
 """How many changes are encoded before other tasks run."""
+LISTINGS = 10
+"""How often something is listed that changes meanwhile."""
+REHASH_SECONDS = 0.05
+"""How long the kernel may need to move a hash table that has grown."""
 GENL_ID_CTRL = 16
 CTRL_CMD_GETFAMILY = 3
 CTRL_ATTR_FAMILY_ID = 1
@@ -27,6 +32,23 @@ GENERIC_HEADER = struct.Struct("=BBH")
 
 Parsed = TypeVar("Parsed")
 Made = TypeVar("Made")
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+async def listed_once(what: str, read: Callable[[dict[K, V]], Awaitable[int]]) -> dict[K, V]:
+    """What `read` has put into a dict when the kernel has listed nothing twice. It returns how much was listed.
+
+    For each datagram of a list the kernel walks its hash table from the beginning, and skips as many as it has listed.
+    If it has moved them to a table of another size meanwhile, it lists some twice and as many others not at all, and
+    reports nothing. Raises KernelError EINTR if this happens LISTINGS times.
+    """
+    for _ in range(LISTINGS):
+        found: dict[K, V] = {}
+        if await read(found) == len(found):
+            return found
+        await asyncio.sleep(REHASH_SECONDS)
+    raise KernelError(f"{what} changes faster than it can be read; trying later", errno=errno.EINTR)
 
 
 class NetlinkClient:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from kroute.kernel.errors import UNINTELLIGIBLE, Failure, KernelError, describe_errno, none_if_refused
 from kroute.kernel.modules import is_present
 from kroute.kernel.netlink.batch import BatchSocket
-from kroute.kernel.netlink.client import NetlinkClient, only
+from kroute.kernel.netlink.client import NetlinkClient, listed_once, only
 from kroute.kernel.netlink.message import NLM_F_DUMP, text
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
 from kroute.kernel.nftables.messages import (
@@ -58,8 +58,6 @@ SEND_BUFFER = 8 * 1024 * 1024
 """Bytes of the longest transaction. The kernel takes memory only for what is sent."""
 RECEIVE_BUFFER = 8 * 1024 * 1024
 """Bytes for the refusals of one transaction, which come together. The kernel counts each as about 1 KiB."""
-REHASH_SECONDS = 0.05
-"""How long the kernel may need to rehash a set that has grown."""
 PART = 500
 """Elements of a part of a listing."""
 
@@ -224,18 +222,14 @@ class Nftables(NetlinkClient):
     async def keys(self, table: Table, of: str) -> list[Key]:
         """The keys of the elements of the set or map `of`, as the kernel lists them. Raises KernelError as `elements`.
 
-        For each datagram the kernel walks a hash table from its beginning, and skips as many elements as it has listed.
-        If the table was rehashed meanwhile, for which no generation is counted, some are listed twice and as many
-        others not at all.
+        The kernel counts no generation when it rehashes a table.
         """
         listing = table_message(Message.GETSETELEM, NLM_F_DUMP, table, text(LIST_SET, of))
-        for _ in range(ATTEMPTS):
-            keys: dict[Key, None] = {}
-            counts = await self.netlink.request(listing, partial(_keep, keys))
-            if sum(counts) == len(keys):
-                return list(keys)
-            await asyncio.sleep(REHASH_SECONDS)
-        raise KernelError(f"set {of} changes faster than it can be read; trying later", errno=errno.EINTR)
+
+        async def read(keys: dict[Key, None]) -> int:
+            return sum(await self.netlink.request(listing, partial(_keep, keys)))
+
+        return list(await listed_once(f"set {of}", read))
 
     async def _is_dormant(self, table: Table) -> bool | None:
         """None if there is no such table."""

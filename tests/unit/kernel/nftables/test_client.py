@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kroute.kernel.errors import KernelError
+from kroute.kernel.netlink import client as client_module
 from kroute.kernel.netlink.message import HEADER, attribute, text
-from kroute.kernel.nftables import client as client_module
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.messages import NFNL_SUBSYS_NFTABLES, Message, elements_message, encode_element, query
 from kroute.kernel.nftables.objects import Element, NftSet, Table
@@ -53,7 +53,7 @@ async def test_a_set_that_was_rehashed_while_it_was_listed_is_listed_again(monke
 
 async def test_a_set_that_is_always_rehashed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KernelError, match="faster than it can be read") as refused:
-        await read(monkeypatch, Kernel(*[[listing(ONE, ONE)]] * client_module.ATTEMPTS))
+        await read(monkeypatch, Kernel(*[[listing(ONE, ONE)]] * client_module.LISTINGS))
     assert refused.value.errno == errno.EINTR
 
 
