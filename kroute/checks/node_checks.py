@@ -10,7 +10,7 @@ from kroute.checks.finding import Finding, Level, failed, ok, warning
 from kroute.checks.neighbours import calico_traces, check_calico, check_host_firewall, check_marks, uses_of_marks
 from kroute.checks.other_proxies import Trace, leftovers
 from kroute.checks.preflight import Required
-from kroute.controllers.ipvs.sysctls import SYSCTLS, Circumstances, Row, node_rows
+from kroute.controllers.ipvs.sysctls import Circumstances, Row, node_rows
 from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled_on
 from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
@@ -87,7 +87,7 @@ async def check_scheduler(name: str) -> list[Finding]:
     return [warning(preflight.MODULES, message, step)]
 
 
-def check_sysctls(sysctls: SysctlClient, circumstances: Circumstances, rows: Iterable[Row] = SYSCTLS) -> list[Finding]:
+def check_sysctls(sysctls: SysctlClient, circumstances: Circumstances, rows: Iterable[Row]) -> list[Finding]:
     """Whether each sysctl has the value that IPVS needs or a setting asks for, or can be set."""
     rows = [row for row in rows if row.when(circumstances)]
     failures = []

@@ -8,7 +8,7 @@ import pytest
 from kroute.checks import api_checks, node_checks
 from kroute.checks.finding import Finding, Level
 from kroute.checks.other_proxies import Trace, leftovers
-from kroute.controllers.ipvs.sysctls import Circumstances, node_rows
+from kroute.controllers.ipvs.sysctls import SYSCTLS, Circumstances, node_rows
 from kroute.firewall.backend import firewall_of
 from kroute.kernel.ipset import SetDefinition
 from kroute.kernel.ipvs.objects import AddVirtualServer, VirtualServerOptions
@@ -117,18 +117,18 @@ def settings_for(server: ApiServer, directory: Path) -> Settings:
 
 def test_a_sysctl_that_kroute_can_set_is_no_failure() -> None:
     kernel = new_kernel()
-    assert levels(node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)) == [Level.OK]
+    assert levels(node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES, SYSCTLS)) == [Level.OK]
     kernel.read_only_sysctls.add("net.ipv4.ip_forward")
-    [failure] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)
+    [failure] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES, SYSCTLS)
     assert "net.ipv4.ip_forward is 0, must be 1" in failure.message
     kernel.sysctls["net.ipv4.ip_forward"] = "1"
-    assert levels(node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)) == [Level.OK]
+    assert levels(node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES, SYSCTLS)) == [Level.OK]
 
 
 def test_a_sysctl_of_a_module_that_is_not_loaded_is_a_failure() -> None:
     kernel = new_kernel()
     del kernel.sysctls["net.ipv4.vs.conntrack"]
-    [failure] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)
+    [failure] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES, SYSCTLS)
     assert failure.message == "net.ipv4.vs.conntrack does not exist"
 
 

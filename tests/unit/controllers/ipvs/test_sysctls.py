@@ -65,7 +65,7 @@ async def test_a_kernel_whose_connection_table_has_one_size_lacks_nothing(tmp_pa
         node = await FakeNode(tmp_path).start()
     assert FACTOR not in node.kernel.sysctls
     assert [line for line in logs if line["event"] == "sysctl.failed"] == []
-    findings = check_sysctls(FakeSysctls(node.kernel), Circumstances((7, 3), ipv6=False))
+    findings = check_sysctls(FakeSysctls(node.kernel), Circumstances((7, 3), ipv6=False), ROWS)
     assert [finding for finding in findings if FACTOR in str(finding)] == []
 
 
