@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.report import headline, peers
+from bench.report import headline
 from bench.report.charts import CHARTS, charts
 from bench.report.rows import ROWS
 from bench.report.spread import Run, brief, by_size, how_many, spread_over
@@ -18,7 +18,7 @@ def marks(name: str) -> tuple[str, str]:
     return f"<!-- written by make bench, {name}: begin -->\n", f"<!-- written by make bench, {name}: end -->\n"
 
 
-HEADLINE, FIGURES, PEERS = marks("headline"), marks("figures"), marks("peers")
+HEADLINE, FIGURES = marks("headline"), marks("figures")
 
 
 def circumstances(result: Result) -> str:
@@ -99,7 +99,6 @@ def write(result: Result, directory: Path) -> None:
 def publish(result: Result, page: Path, charts_from_page: str) -> None:
     """Put the tables and the charts into the page. Raises ValueError if it has no place for them."""
     put_between(page, HEADLINE, headline_text(result))
-    put_between(page, PEERS, peers.markdown())
     images = "\n".join(f"![{name.removesuffix('.svg')}]({charts_from_page}/{name})" for name in charts(result))
     put_between(page, FIGURES, f"{figures_text(result)}\n{images}\n")
 

@@ -11,7 +11,7 @@ from bench import firewalls, unasked
 from bench.phases.changes import delays
 from bench.phases.rest import rare_resyncs
 from bench.place.host import kernel_name
-from bench.report import page, peers
+from bench.report import page
 from bench.report.charts import CHARTS, charts
 from bench.report.headline import GOALS
 from bench.report.plots import line_chart
@@ -202,15 +202,6 @@ def test_resyncs_and_digests_that_are_rarer_than_the_window_count_with_their_ave
     assert rare_resyncs(before, after) == 0.5 / 2000 + 0.25 / 1000
 
 
-def test_quoted_figures_have_a_date_a_place_and_a_source():
-    for quoted in peers.QUOTED:
-        assert quoted.place[:2] == "20"
-        assert quoted.source.startswith("[kubernetes#")
-    lines = peers.markdown().splitlines()
-    assert len(lines) == len(peers.QUOTED) + 2
-    assert {line.count("|") for line in lines} == {6}
-
-
 def test_what_nobody_asked_for_is_what_its_files_use_outside_of_the_kernels_clients():
     writer = "/x/kroute/controllers/ipvs/server_order.py"
     rule = "/x/kroute/planning/features/weights/rule.py"
@@ -319,7 +310,7 @@ def test_a_chart_of_nothing_is_refused():
 
 def test_the_page_keeps_what_is_around_the_results(tmp_path):
     file = tmp_path / "performance.md"
-    places = [f"{begin}of last year\n{end}" for begin, end in (page.HEADLINE, page.PEERS, page.FIGURES)]
+    places = [f"{begin}of last year\n{end}" for begin, end in (page.HEADLINE, page.FIGURES)]
     file.write_text("".join(["before\n", *places, "after\n"]))
     result = a_result(100, 1000)
     for _ in range(2):
