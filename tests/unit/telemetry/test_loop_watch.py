@@ -2,10 +2,12 @@
 
 import asyncio
 import selectors
+import socket
+import time
 
 import pytest
 
-from kroute.telemetry.loop_watch import BOUNDS, LONG, LoopWatch
+from kroute.telemetry.loop_watch import BOUNDS, LONG, POLLS_APART, LoopWatch
 
 
 def run(watch: LoopWatch, coroutine) -> None:
@@ -101,3 +103,69 @@ def test_every_round_is_in_one_bucket():
     run(watch, work())
     statistics = watch.statistics
     assert statistics.rounds.count >= 50
+
+
+def test_asyncio_gets_the_reading_of_the_clock_that_was_taken_for_the_round() -> None:
+    readings = 0
+
+    def clock() -> float:
+        nonlocal readings
+        readings += 1
+        return time.monotonic()
+
+    watch = LoopWatch(clock)
+    read: list[int] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_later(3600, int)
+        await asyncio.sleep(0)
+        before = readings
+        for _ in range(50):
+            await asyncio.sleep(0)
+        read.append(readings - before)
+        before = readings
+        await asyncio.sleep(0.01)
+        read.append(readings - before)
+
+    run(watch, work())
+    assert read == [50, 4]  # one a round; for a wait, one for the timer, and one at each end
+
+
+def test_sockets_are_not_polled_after_each_of_many_short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, polls = Clock(), 0
+    watch = LoopWatch(clock)
+    select = selectors.EpollSelector.select
+
+    def counted(selector: selectors.EpollSelector, timeout: float | None = None) -> list:
+        nonlocal polls
+        polls += 1
+        return select(selector, timeout)
+
+    monkeypatch.setattr(selectors.EpollSelector, "select", counted)
+
+    async def work() -> None:
+        for _ in range(40):
+            clock.now += POLLS_APART / 4
+            await asyncio.sleep(0)
+
+    run(watch, work())
+    assert 8 <= polls <= 12
+
+
+def test_a_loop_that_always_has_more_to_do_hears_of_its_sockets() -> None:
+    async def work() -> None:
+        loop, heard = asyncio.get_running_loop(), asyncio.Event()
+
+        def go_on() -> None:
+            if not heard.is_set():
+                loop.call_soon(go_on)
+
+        here, there = socket.socketpair()
+        with here, there:
+            loop.add_reader(here, heard.set)
+            there.send(b"x")
+            go_on()
+            await heard.wait()
+            loop.remove_reader(here)
+
+    run(LoopWatch(), work())
