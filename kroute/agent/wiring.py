@@ -6,8 +6,9 @@ while a slice is planned goes out with the next slice; nothing waits for a timer
 """
 
 import asyncio
+import time
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ import msgspec
 import structlog
 
 from kroute import __version__
+from kroute.base.alarm import Alarm
 from kroute.base.backoff import retry_when_exhausted
 from kroute.checks import preflight
 from kroute.checks.other_proxies import ProxyTraces
@@ -203,10 +205,11 @@ class Agent:
 
     async def _plan(self) -> None:
         """Publish the plans of what has changed, one slice after the other."""
+        alarm = Alarm(self._changed, time.monotonic)
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._catalog.due_in() if self._catalog.ready else None):
-                    await self._changed.wait()
+            if self._catalog.ready and (due := self._catalog.due_in()) is not None:
+                alarm.set(time.monotonic() + due)
+            await self._changed.wait()
             self._changed.clear()
             while self._catalog.ready and self._catalog.has_marked:
                 plans = self._catalog.plan_marked(SLICE, WORK)
@@ -223,7 +226,7 @@ class Agent:
         is_first = not self._broadcaster.has_started
         if not is_first and self._ownership.waits_for is None:
             self._changes.published(plans)
-        self._broadcaster.publish(plans, more=self._catalog.has_marked)
+        self._broadcaster.publish(plans, more=is_first and self._catalog.has_marked)
         if is_first and self._broadcaster.has_started:
             log.info("plans.first_published", services=len(self._broadcaster.services))
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 import structlog
 
+from kroute.base.alarm import Alarm
 from kroute.base.backoff import Retries, exhaustion
 from kroute.kernel.clients import EventSource
 from kroute.kernel.errors import KernelError
@@ -20,7 +21,7 @@ from kroute.reconcile.batches import cut
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.ledger import LedgerError
 from kroute.reconcile.pass_status import ControllerStatistics, PassStatus, Report
-from kroute.reconcile.resync_schedule import LONGEST_UNDISTURBED, Alarm, Metered, ResyncSchedule
+from kroute.reconcile.resync_schedule import LONGEST_UNDISTURBED, Metered, ResyncSchedule
 from kroute.reconcile.stage_gate import StageGate
 from kroute.settings import Settings
 

@@ -9,11 +9,8 @@ the pause, up to what the share allows.
 A digest (`kroute.kernel.digest`) finds what the kernel has not reported. It costs as much as the kernel needs for the
 listing. So it is due at every fourth look, or more rarely if that would cost more than its share, but at least at every
 fortieth. A resync takes a digest, too.
-
-An `Alarm` wakes the controller when any of these is due.
 """
 
-import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -191,42 +188,3 @@ class Pace:
             self._due = max(now, self._due + self._backoff.delay())
         self._last = now
         return self._due
-
-
-class Alarm:
-    """Sets `event` when it is time, by `clock`, which returns seconds and never goes back.
-
-    When the time moves to a later one, the timer stays; when that goes off too early, another one is set. So a time
-    that moves often, as with each pass of a controller, costs neither a timer nor a reading of the clock.
-    """
-
-    def __init__(self, event: asyncio.Event, clock: Callable[[], float]) -> None:
-        self._event = event
-        self._clock = clock
-        self._due = self._timer_due = math.inf
-        self._timer: asyncio.TimerHandle | None = None
-
-    def set(self, due: float) -> None:
-        """Set the event at `due` seconds; this replaces the time that was given before."""
-        self._due = due
-        if due < self._timer_due:
-            self._set_timer()
-
-    def stop(self) -> None:
-        """Do not set the event any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._timer_due = None, math.inf
-
-    def _set_timer(self) -> None:
-        self.stop()
-        delay = max(0.0, self._due - self._clock())
-        self._timer, self._timer_due = asyncio.get_running_loop().call_later(delay, self._goes_off), self._due
-
-    def _goes_off(self) -> None:
-        is_time = self._due <= self._timer_due
-        self.stop()
-        if is_time:
-            self._event.set()
-        else:
-            self._set_timer()

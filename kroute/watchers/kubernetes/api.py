@@ -23,9 +23,10 @@ from kroute.watchers.kubernetes.errors import (
     ConfigurationError,
     NoServerError,
     UnreachableError,
+    UntrustedStreamError,
 )
 from kroute.watchers.kubernetes.http.client import HttpClient
-from kroute.watchers.kubernetes.http.connection import Answer, HttpError
+from kroute.watchers.kubernetes.http.connection import Answer, HttpError, SilenceError
 from kroute.watchers.kubernetes.requests import ApiUse, RequestStatistics
 from kroute.watchers.kubernetes.server_presence import Peers, ServerPresence, WritesWhenUp, costs_nothing
 
@@ -163,18 +164,23 @@ class Api:
         """PUT the object at `path`, if it still has the resourceVersion of `body`. Returns it. Raises as `get` does."""
         return await self._exchange("PUT", path, {}, body=body)
 
-    async def stream(self, path: str, params: Parameters, *, only_metadata: bool = False) -> LineStream:
+    async def stream(
+        self, path: str, params: Parameters, *, silent: float | None = None, only_metadata: bool = False
+    ) -> LineStream:
         """The lines of an answer, of any length, in batches as they arrive. `only_metadata` as at `get`.
 
-        Close the iterator to end the request (`contextlib.aclosing`). Raises as `get` does.
+        Close the iterator to end the request (`contextlib.aclosing`). Raises as `get` does, and UntrustedStreamError
+        after `silent` seconds without a byte.
         """
         accept = _METADATA if only_metadata else None
-        client, response = await self._request("GET", path, params, None, accept=accept)
+        client, response = await self._request("GET", path, params, silent, is_stream=True, accept=accept)
         try:
             buffer = LineBuffer()
             while piece := await response.read():
                 if lines := buffer.take(piece):
                     yield lines
+        except SilenceError as error:
+            raise UntrustedStreamError(f"the server is silent: {error}") from error
         except _FAILURES as error:
             raise await self._failure(client, f"the stream from {client.url} broke", error) from error
         finally:
@@ -231,6 +237,7 @@ class Api:
         *,
         body: Mapping[str, Any] | None = None,
         accept: str | None = None,
+        is_stream: bool = False,
     ) -> tuple[HttpClient, Answer]:
         """Send a request. Returns when the headers of an answer without error have arrived.
 
@@ -252,8 +259,8 @@ class Api:
                     {**headers, **_CONTENT_TYPE.get(method, {}), **({"Accept": accept} if accept else {})},
                     msgspec.json.encode(body) if body is not None else b"",
                     read_timeout=read_timeout,
-                    head_timeout=HEADERS_TIMEOUT if read_timeout is None else read_timeout,
-                    on_kept=read_timeout is not None,  # a watch lasts for minutes: its own connection is cheap
+                    head_timeout=HEADERS_TIMEOUT if is_stream else read_timeout,
+                    on_kept=not is_stream,  # a watch lasts for minutes: its own connection is cheap
                 )
                 response = await self.requests.measured(client.url, method, request)
             except _FAILURES as error:

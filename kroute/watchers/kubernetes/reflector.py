@@ -10,7 +10,6 @@ Sources: the API concepts of Kubernetes (efficient detection of changes), KEP-19
 """
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 
@@ -188,7 +187,8 @@ class Reflector:
         self._counts.watches += 1
         seconds = self._timing.watch_timeout * (1.0 + self._timing.rng.random())
         query = self._queries.watch(self._resource_version, seconds, streaming=listing is not None)
-        stream = self._api.stream(self._kind.path, query, only_metadata=self._kind.only_metadata)
+        silent = self._timing.stall_timeout
+        stream = self._api.stream(self._kind.path, query, silent=silent, only_metadata=self._kind.only_metadata)
         try:
             async with aclosing(stream):
                 while lines := await self._next(stream, listing, started):
@@ -207,10 +207,10 @@ class Reflector:
 
     async def _next(self, stream: LineStream, listing: set[ObjectKey] | None, started: float) -> Sequence[bytes] | None:
         """The next lines, or None at the end of the stream."""
-        left, silent = math.inf, self._timing.stall_timeout
-        if listing is not None:
-            left, silent = started + self._timing.list_timeout - self._timing.clock(), self._timing.list_stall_timeout
         try:
+            if listing is None:
+                return await anext(stream, None)
+            left, silent = started + self._timing.list_timeout - self._timing.clock(), self._timing.list_stall_timeout
             async with asyncio.timeout(min(left, silent)):
                 return await anext(stream, None)
         except TimeoutError as error:

@@ -65,7 +65,9 @@ class Answers:
     async def get(self, _path: str, _params: Mapping[str, str], **_: bool) -> bytes:
         return self._lists.pop() if self._lists else self._after
 
-    async def stream(self, _path: str, _params: Mapping[str, str], **_: bool) -> AsyncGenerator[Sequence[bytes], None]:
+    async def stream(
+        self, _path: str, _params: Mapping[str, str], **_: object
+    ) -> AsyncGenerator[Sequence[bytes], None]:
         if not self._watches:
             self.done.set()
             await asyncio.Event().wait()

@@ -8,6 +8,8 @@ from typing import cast
 
 import h11
 
+from kroute.base.alarm import Alarm
+
 READ_AHEAD = 64 << 10
 """Bytes that may wait to be taken before the socket is read no further. asyncio reads up to 256 KiB at once."""
 LONGEST_HEAD = 64 << 10
@@ -27,6 +29,10 @@ class HttpError(Exception):
     """What the server sent is not HTTP/1.1, or ended too early."""
 
 
+class SilenceError(TimeoutError):
+    """Nothing has come for as long as a wait for it may take."""
+
+
 class HttpConnection(asyncio.Protocol):
     """The bytes of one connection. While it is open, it is in `all_open`."""
 
@@ -38,6 +44,8 @@ class HttpConnection(asyncio.Protocol):
         self._has_ended = False
         self._error: Exception | None = None
         self._has_news = asyncio.Event()
+        self._clock = asyncio.get_running_loop().time
+        self._alarm = Alarm(self._has_news, self._clock)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -60,6 +68,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_ended, self._error = True, exc
+        self._alarm.stop()
         self._has_news.set()
         self._all_open.discard(self)
 
@@ -71,15 +80,18 @@ class HttpConnection(asyncio.Protocol):
     async def receive(self, within: float | None) -> bytes:
         """What has come, as soon as there is something; nothing at the end.
 
-        Raises OSError: the connection broke, or (TimeoutError) nothing has come within so many seconds.
+        Raises OSError: the connection broke, or (SilenceError) nothing has come within so many seconds.
         """
-        if not (self._received or self._has_ended):
+        due: float | None = None
+        while not (self._received or self._has_ended):
             self._has_news.clear()
-            try:
-                async with asyncio.timeout(within):
-                    await self._has_news.wait()
-            except TimeoutError:
-                raise TimeoutError(f"nothing came for {within:g} s") from None
+            if within is not None:
+                now = self._clock()
+                due = now + within if due is None else due
+                if now >= due:
+                    raise SilenceError(f"nothing came for {within:g} s")
+                self._alarm.set(due)
+            await self._has_news.wait()
         if not self._received and self._error is not None:
             raise self._error
         received, self._received = bytes(self._received), bytearray()

@@ -235,7 +235,7 @@ class Scripted:
     async def get(self, path, params, *, only_metadata):  # type: ignore[no-untyped-def]
         return await self._next()
 
-    async def stream(self, path, params, *, only_metadata):  # type: ignore[no-untyped-def]
+    async def stream(self, path, params, *, silent, only_metadata):  # type: ignore[no-untyped-def]
         lines = await self._next()
         if lines:
             yield lines
@@ -319,7 +319,7 @@ async def test_a_streaming_list_that_trickles_is_requested_in_pages() -> None:
     follower, pauses = Follower(), Pauses()
 
     class Trickling(Scripted):
-        async def stream(self, path, params, *, only_metadata):  # type: ignore[no-untyped-def]
+        async def stream(self, path, params, *, silent, only_metadata):  # type: ignore[no-untyped-def]
             for number in itertools.count():
                 await asyncio.sleep(20.0)
                 yield [added(f"a{number}", number + 1)]

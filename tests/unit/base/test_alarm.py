@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from kroute.reconcile.resync_schedule import Alarm
+from kroute.base.alarm import Alarm
 
 
 def alarm() -> tuple[Alarm, asyncio.Event]:
