@@ -10,10 +10,10 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import structlog
@@ -39,21 +39,23 @@ class RecentEvent(msgspec.Struct, frozen=True):
 
 
 class RecentEvents:
-    """The last `count` events of the log."""
+    """The last `count` events of the log. They become text when somebody asks for them."""
 
     def __init__(self, count: int) -> None:
-        self._events: deque[RecentEvent] = deque(maxlen=count)
+        self._events: deque[tuple[float, Mapping[str, Any]]] = deque(maxlen=count)
 
     @property
     def newest_first(self) -> Collection[RecentEvent]:
-        return list(reversed(self._events))
+        return [_recent_event(now, event) for now, event in reversed(self._events)]
 
     def remember(self, event: Mapping[str, Any], now: float) -> None:
         """Remember an event that was logged at the Unix time `now`."""
-        details = " ".join([f"{name}={value}" for name, value in event.items() if name not in _APART])
-        self._events.append(
-            RecentEvent(now, str(event.get("level", "")), str(event["event"]), details[:LONGEST_DETAILS])
-        )
+        self._events.append((now, dict(event)))
+
+
+def _recent_event(now: float, event: Mapping[str, Any]) -> RecentEvent:
+    details = " ".join([f"{name}={value}" for name, value in event.items() if name not in _APART])
+    return RecentEvent(now, str(event.get("level", "")), str(event["event"]), details[:LONGEST_DETAILS])
 
 
 RECENT = RecentEvents(200)
@@ -65,7 +67,12 @@ def bounded(_logger: object, _method: str, event: structlog.typing.EventDict) ->
 
     This is a structlog processor.
     """
-    return {name: value if type(value) is int else _bounded(value) for name, value in event.items()}
+    return {
+        name: value
+        if type(value) is int or (type(value) is str and len(value) <= LONGEST_FIELD and value.isprintable())
+        else _bounded(value)
+        for name, value in event.items()
+    }
 
 
 def _bounded(value: Any) -> Any:
@@ -100,15 +107,38 @@ class _Lines:
     reader takes no more: see `never_wait`.
     """
 
+    held: ClassVar[list[str] | None] = None
+    """The lines of a block of `written_together`; None outside of one."""
+
     def __init__(self, *_names: object) -> None:
         pass
 
     def msg(self, line: str) -> None:
-        with suppress(OSError):
-            sys.stderr.write(f"{line}\n")
-            sys.stderr.flush()
+        if self.held is None:
+            _write(f"{line}\n")
+        else:
+            self.held.append(f"{line}\n")
 
     log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
+
+
+def _write(lines: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(lines)
+        sys.stderr.flush()
+
+
+@contextmanager
+def written_together() -> Iterator[None]:
+    """Have the lines of a `with` block, in which nothing is awaited, written at once: each write is a system call."""
+    lines: list[str] = []
+    _Lines.held = lines
+    try:
+        yield
+    finally:
+        _Lines.held = None
+        if lines:
+            _write("".join(lines))
 
 
 def configure(log_format: str, level: str) -> None:

@@ -30,7 +30,7 @@ _AT_EXIT = 1.0
 class NonBlockingStream(io.TextIOBase):
     """Text for one descriptor, which is written by a thread: a caller never waits.
 
-    `tell` is called with the number of writes that were dropped, once there is room to say it. `dropped` counts all of
+    `tell` is called with the number of lines that were dropped, once there is room to say it. `dropped` counts all of
     them.
     """
 
@@ -59,8 +59,9 @@ class NonBlockingStream(io.TextIOBase):
         line = text.encode(self.encoding, self.errors)
         with self._changed:
             if self._untold or self._kept_bytes + len(line) > KEPT_BYTES:
-                self.dropped += 1
-                self._untold += 1
+                lines = _lines_in(line)
+                self.dropped += lines
+                self._untold += lines
             else:
                 self._kept.append(line)
                 self._kept_bytes += len(line)
@@ -105,11 +106,16 @@ class NonBlockingStream(io.TextIOBase):
                 continue
             except OSError:
                 written = len(batch)
-                self.dropped += len(lines)
+                self.dropped += _lines_in(batch)
             batch = batch[written:]
             with self._changed:
                 self._kept_bytes -= written
                 self._changed.notify_all()
+
+
+def _lines_in(text: bytes) -> int:
+    """How many lines begin in a text that is not empty."""
+    return max(1, text.count(b"\n"))
 
 
 def never_wait(tell: Callable[[int], None]) -> None:

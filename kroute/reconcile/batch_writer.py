@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
+from kroute.base.logs import written_together
 from kroute.kernel.errors import Failure
 from kroute.model.objects import ObjectKey
 from kroute.reconcile.pass_status import PassStatus
@@ -85,8 +86,9 @@ def log_changes(
     `event` returns a name such as `vip.bound`. `fields` is called only for changes that get a line.
     """
     if len(changes) <= MANY:
-        for change in changes:
-            log.info(event(change), **fields(change))
+        with written_together():
+            for change in changes:
+                log.info(event(change), **fields(change))
         return
     for name, count in Counter(map(event, changes)).items():
         log.info(name, count=count)

@@ -65,3 +65,17 @@ def test_a_line_of_json_is_what_json_dumps_makes_of_its_fields_in_their_order() 
         "level": "info",
         "timestamp": "",
     }
+
+
+def test_lines_that_belong_together_are_written_at_once() -> None:
+    program = (
+        "import sys, structlog; from kroute.base import logs; written = [];"
+        "sys.stderr = type('Stream', (), {'write': lambda _, text: written.append(text), 'flush': lambda _: None})();"
+        "logs.configure('json', 'info'); log = structlog.get_logger(__name__)\n"
+        "with logs.written_together():\n log.info('one'); log.info('two')\n"
+        "with logs.written_together(): pass\n"
+        "log.info('three')\n"
+        "print([text.count(chr(10)) for text in written])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[2, 1]\n"

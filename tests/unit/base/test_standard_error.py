@@ -194,9 +194,9 @@ def test_a_reader_that_is_gone_costs_lines_and_nothing_else(made: Made, pipe: Pi
     stream = made(writer)
     os.close(reader)
     stream.write("lost\n")
-    stream.write("lost\n")
+    stream.write("lost\nlost too\n")
     stream.finish(60)
-    assert stream.dropped == 2
+    assert stream.dropped == 3
 
 
 def test_what_comes_after_the_end_raises_nothing(made: Made, pipe: Pipe) -> None:
