@@ -21,7 +21,7 @@ from kroute.reconcile.batches import cut
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.ledger import LedgerError
 from kroute.reconcile.pass_status import ControllerStatistics, PassStatus, Report
-from kroute.reconcile.resync_schedule import LONGEST_UNDISTURBED, Metered, ResyncSchedule
+from kroute.reconcile.resync_schedule import A_READ, LONGEST_UNDISTURBED, Metered, ResyncSchedule
 from kroute.reconcile.stage_gate import StageGate
 from kroute.settings import Settings
 
@@ -273,8 +273,13 @@ class Controller(ABC):
         except KernelError:
             return True
         self._schedule.looked(now)
-        self.status.counters.last_look = time.time()
-        self.status.counters.looks += 1
+        counters = self.status.counters
+        if not counters.looks and counters.resyncs == 1:  # that one may have read an empty kernel
+            counters.resync_cost += counters.writes * A_READ
+            self._schedule.costs(counters.resync_cost)
+            counters.resync_pause = self._schedule.pause
+        counters.last_look = time.time()
+        counters.looks += 1
         return False
 
     async def _resync_if_readable(self) -> None:

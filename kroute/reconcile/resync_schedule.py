@@ -4,7 +4,8 @@ A look is cheap, and happens every period. The cost of a resync grows with the k
 apart that they cost no more than the controller's share of a processor, or a quarter of that share as long as no drift
 was ever found. Where there is a reason for a resync, the caller makes one at once. After a resync that found drift, the
 next is one period later, because a program that has written once may write again. Each resync that finds none doubles
-the pause, up to what the share allows.
+the pause, up to what the share allows. The first resync may have read an empty kernel, so what kroute has written by
+the first look counts as its cost, too.
 
 A digest (`kroute.kernel.digest`) finds what the kernel has not reported. It costs as much as the kernel needs for the
 listing. So it is due at every fourth look, or more rarely if that would cost more than its share, but at least at every
@@ -26,6 +27,9 @@ LONGEST_PAUSE = 3600.0
 """The most seconds between two resyncs of a controller that has ever found drift, whatever they cost."""
 LONGEST_UNDISTURBED = 86400.0
 """The same for a controller that has never found any: what no look can see is found by then."""
+
+A_READ = 10e-6
+"""Seconds of processor time for an object that is read and compared, as long as no resync has shown what it takes."""
 
 UNDISTURBED = 1 / 4
 """The part of its share that the resyncs of a controller take as long as it has never found drift."""
@@ -97,11 +101,23 @@ class ResyncSchedule:
         """
         if not is_clean:
             self._longest, self._part = LONGEST_PAUSE, 1.0
-        share = self._share * self._part
-        limit = max(self._period, min(self._longest, cost / share if share else math.inf))
-        self.pause = min(2 * self.pause, limit) if is_clean else self._period
+        self.pause = min(2 * self.pause, self._limit(cost)) if is_clean else self._period
         if self.resync_due == self._regular:  # nobody has asked for one meanwhile
             self.resync_due += self.pause - self._period
+            self._regular = self.resync_due
+
+    def costs(self, cost: float) -> None:
+        """A resync takes so many seconds by now: the next one is put off, unless somebody has asked for it."""
+        more = self._limit(cost) - self.pause
+        if more > 0 and self.resync_due == self._regular:
+            self.pause += more
+            self.resync_due += more
+            self._regular = self.resync_due
+
+    def _limit(self, cost: float) -> float:
+        """The pause that the share allows."""
+        share = self._share * self._part
+        return max(self._period, min(self._longest, cost / share if share else math.inf))
 
 
 class Metered(Generic[T]):

@@ -16,7 +16,6 @@ from itertools import chain, cycle, repeat
 from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import IpvsChange, RealServerKey, VirtualServerState
-from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.kernel.ipvs.outlines import Outlines, outline_key, parse_outline, parse_outline_key
 from kroute.model.plan import VirtualServer, VirtualServerKey
 from kroute.reconcile.batches import sliced
@@ -89,25 +88,13 @@ class TableLook:
         if before is None:
             return True
         now = await self.table.outlines()
-        if now != before and not (_differing(before, now) - written).isdisjoint(ours()):
-            return True
-        if written and not await self._are_as_written(now, written & ours(), applied, draining):
+        if (now != before or written) and await _differs(before, now, written, ours(), applied, draining):
             return True
         if not await self._are_some_as_applied(applied, draining):
             return True
         self._outlines = now
         self._written -= written
         return False
-
-    async def _are_as_written(
-        self, now: Outlines, written: Set[VirtualServerKey], applied: Applied, draining: Draining
-    ) -> bool:
-        """Whether the outlines are those of what kroute has written, and which others may have changed since."""
-        listed = now.parsed()
-        async for keys in sliced(key for key in written if ":" not in key.address):
-            if any(not _is_as_written(listed.get(outline_key(key)), applied.get(key), draining(key)) for key in keys):
-                return False
-        return True
 
     async def _are_some_as_applied(self, applied: Applied, draining: Draining) -> bool:
         """Whether the kernel has the real servers of those whose turn it is, and of IPv6 the options."""
@@ -162,9 +149,27 @@ class TableLook:
                 return
 
 
-def _differing(before: Outlines, now: Outlines) -> set[KernelKey]:
-    """The virtual servers whose outlines differ. Foreign ones may have a protocol that no plan knows."""
-    return {parse_outline_key(key) for key, _ in now.parsed().items() ^ before.parsed().items()}
+async def _differs(
+    before: Outlines,
+    now: Outlines,
+    written: Set[VirtualServerKey],
+    ours: Set[VirtualServerKey],
+    applied: Applied,
+    draining: Draining,
+) -> bool:
+    """Whether the outlines of `ours` are others than before or, of those that kroute has `written`, than that.
+
+    Foreign ones may have a protocol that no plan knows.
+    """
+    listed, own = now.parsed(), {outline_key(key): key for key in written if ":" not in key.address}
+    others = {parse_outline_key(key) for key, _ in listed.items() ^ before.parsed().items() if key not in own}
+    if not others.isdisjoint(ours):
+        return True
+    async for part in sliced(own.items()):
+        for outline, key in part:
+            if key in ours and not _is_as_written(listed.get(outline), applied.get(key), draining(key)):
+                return True
+    return False
 
 
 def _is_as_written(outline: bytes | None, server: VirtualServer | None, draining: Collection[RealServerKey]) -> bool:

@@ -14,6 +14,7 @@ import socket
 import struct
 from array import array
 from collections.abc import Iterable
+from functools import lru_cache
 
 from kroute.kernel.errors import KernelError, describe_errno
 from kroute.kernel.ipvs.messages import FORWARDING_MASK, FORWARDING_NAMES
@@ -132,8 +133,9 @@ def parse_outline_key(key: bytes) -> VirtualServerKey:
     return protocol, socket.inet_ntoa(address), socket.ntohs(port)
 
 
+@lru_cache(maxsize=256)
 def parse_outline(outline: bytes) -> tuple[VirtualServerOptions, int]:
-    """The options, and the number of real servers."""
+    """The options, and the number of real servers. Most virtual servers have the same."""
     _mark, scheduler, flags, timeout, netmask, real_servers = _REST.unpack(outline)
     if not flags & FLAG_PERSISTENT:
         timeout = 0

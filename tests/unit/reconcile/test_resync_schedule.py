@@ -85,3 +85,20 @@ def test_an_interrupted_resync_is_repeated_after_a_period() -> None:
     run = Run()
     run.schedule.begins(run.now)
     assert run.schedule.resync_due == run.now + PERIOD
+
+
+def test_what_was_written_since_the_first_resync_puts_the_next_one_off() -> None:
+    run = Run()
+    assert run.resync(0.001) == PERIOD
+    run.schedule.costs(1.5)
+    assert run.schedule.resync_due - run.now == run.schedule.pause == 1500.0 / UNDISTURBED
+    run.schedule.costs(0.001)
+    assert run.schedule.pause == 1500.0 / UNDISTURBED
+
+
+def test_a_resync_that_was_asked_for_is_not_put_off() -> None:
+    run = Run()
+    run.resync(0.001)
+    run.schedule.resync_by(run.now + 1)
+    run.schedule.costs(1.5)
+    assert run.schedule.resync_due == run.now + 1
