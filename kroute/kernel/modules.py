@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from kroute.base import program
@@ -39,11 +40,16 @@ def _is_loaded(name: str) -> bool:
     return (MODULES / name).is_dir()
 
 
-def _builtin() -> set[str]:
+def _builtin() -> Set[str]:
     """The modules that are part of the kernel image, by modules.builtin; none where that file is not installed."""
-    path = BUILTIN / os.uname().release / "modules.builtin"
+    return _listed_in(BUILTIN / os.uname().release / "modules.builtin")
+
+
+@lru_cache(maxsize=1)
+def _listed_in(path: Path) -> Set[str]:
+    """What the file lists, some hundred modules. An agent asks every 5 s, and the file is the running kernel's."""
     try:
         lines = path.read_text().splitlines()
     except (FileNotFoundError, PermissionError, NotADirectoryError):
-        return set()
+        return frozenset()
     return {Path(line).name.removesuffix(".ko").replace("-", "_") for line in lines}
