@@ -183,6 +183,8 @@ class Retries(Generic[K]):
 
         Or what they need was not ready yet. So a key that fails within the next TURN seconds goes on where it was.
         """
+        if not (self._waits or self._tried):
+            return
         self._tried = {key: wait for key, wait in self._tried.items() if now < wait.due + TURN}
         for key in [key for key, wait in self._waits.items() if wait.due <= now]:
             self._tried[key] = _Due(self._waits.pop(key).backoff, now)

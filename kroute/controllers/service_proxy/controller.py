@@ -212,7 +212,7 @@ class ServiceProxy(Controller):
             self._gate.restart_waits(self.clock())
 
     async def _say_served(self) -> None:
-        await self._readiness.end_waits(self._servers.desired.is_settled, self.clock())
+        await self._readiness.end_waits(self._servers.desired.is_settled, self.clock)
         await self._gate.advance(SERVED)
 
     async def _bind(self) -> None:

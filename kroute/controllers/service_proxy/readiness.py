@@ -166,7 +166,7 @@ class Readiness:
             for wait in self._waiting.values():
                 wait.has_run_out = wait.has_run_out or (wait.since is not None and now >= self._due(wait.since))
 
-    async def end_waits(self, are_servers_right: Callable[[ObjectKey], bool], now: float) -> None:
+    async def end_waits(self, are_servers_right: Callable[[ObjectKey], bool], clock: Callable[[], float]) -> None:
         """Begin new waits, and end those of Services that are ready or, with a warning, have waited for long enough.
 
         `are_servers_right` says whether the kernel has all virtual servers of a Service.
@@ -182,12 +182,14 @@ class Readiness:
                     late.append(key)
                     del self._waiting[key]
                 elif wait.since is None:
-                    wait.since = now
+                    wait.since = clock()
         if late:
             _warn(late)
 
     def next_due(self) -> float | None:
         """When the next wait will have been long enough; None if none waits."""
+        if not self._unenforced:
+            return self._next_overdue()
         restricted = [self._restricted[key] for key in self._unenforced]
         closings = [self._due(wait.since) for wait in restricted if wait.since is not None and not wait.has_run_out]
         return earliest(self._next_overdue(), *closings)
@@ -249,6 +251,8 @@ class Readiness:
         return [plan for plan in plans if not changed.isdisjoint(plan.tunnel_ends)]
 
     def _next_overdue(self) -> float | None:
+        if not self._waiting:
+            return None
         since = min((wait.since for wait in self._waiting.values() if wait.since is not None), default=None)
         return None if since is None else self._due(since)
 

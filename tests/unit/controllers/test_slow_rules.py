@@ -74,7 +74,7 @@ async def test_no_vip_goes_live_before_the_first_rules_however_long_they_take() 
 
     async def looks() -> None:
         readiness.review(node.clock())
-        await readiness.end_waits(lambda _: True, node.clock())
+        await readiness.end_waits(lambda _: True, node.clock)
 
     async with waiting(node, node_plan()):
         for _ in range(4):

@@ -26,7 +26,7 @@ async def waiting(now: float) -> tuple[StageGate, Readiness]:
 async def pass_(readiness: Readiness, now: float) -> None:
     """Call what a pass of service_proxy calls."""
     readiness.review(now)
-    await readiness.end_waits(lambda _: True, now)
+    await readiness.end_waits(lambda _: True, lambda: now)
 
 
 async def test_patience_ends_when_nobody_writes_anything() -> None:
