@@ -13,7 +13,7 @@ from bench.phases.lengths import Lengths
 from bench.phases.rest import idle
 from bench.phases.session import Session
 from bench.phases.start import start
-from bench.phases.storm import storm
+from bench.phases.storm import HURRICANE, STORM, storm
 from bench.place.node import NodeUnderTest, node_under_test
 from bench.workload import Workload
 from tests.lab.mode import lab_mode
@@ -21,12 +21,12 @@ from tests.lab.places import PROJECT
 
 HEADLINE = ("cold", "update", "warm", "idle")
 """The phases of the table on top of docs/performance.md."""
-PHASES = ("tools", *HEADLINE, "services", "weights", "storm")
+PHASES = ("tools", *HEADLINE, "services", "weights", "storm", "hurricane")
 FIREWALLS = ("nftables", "iptables")
 """The backends, the preferred one first."""
 RUNS = 3
 """How often each size is measured: the least of which a median and a spread say anything."""
-_OF_THE_SECOND_AGENT = {"warm", "idle", "storm"}
+_OF_THE_SECOND_AGENT = {"warm", "idle", "storm", "hurricane"}
 _UNSAID = {"series", "latencies"}
 
 Say = Callable[[str], None]
@@ -95,7 +95,9 @@ class _Measurement:
                 if self._wants("idle"):
                     self._done(idle=await idle(session, self._plan.lengths))
                 if self._wants("storm"):
-                    self._done(storm=await storm(session, self._plan.lengths))
+                    self._done(storm=await storm(session, STORM, self._plan.lengths.storm))
+                if self._wants("hurricane"):
+                    self._done(hurricane=await storm(session, HURRICANE, self._plan.lengths.hurricane))
                 await self._stop()
         return self._figures
 

@@ -12,6 +12,7 @@ from typing import Any
 from bench.phases.cost import percentile
 from bench.phases.lengths import Figures, Lengths
 from bench.phases.session import Session
+from bench.workload import Object
 
 _CHANGE_SPACING = 0.08
 _SERVICE_SPACING = 0.4
@@ -23,10 +24,10 @@ async def updates(session: Session, lengths: Lengths) -> Figures:
     """Replace one endpoint of one Service after the other."""
     step = max(1, session.workload.services // lengths.changes)
 
-    def change(number: int) -> None:
-        session.apply(session.next_slice(number * step % session.workload.services))
+    def changed(number: int) -> Object:
+        return session.next_slice(number * step % session.workload.services)
 
-    return await _single(session, lengths.changes, change)
+    return await _single(session, lengths.changes, changed)
 
 
 async def weights(session: Session, lengths: Lengths) -> Figures:
@@ -37,33 +38,36 @@ async def weights(session: Session, lengths: Lengths) -> Figures:
     await asyncio.sleep(1)
     await session.calm()
 
-    def change(turn: int) -> None:
-        session.apply(session.workload.spread_service(number, turn % 7 + 2))
+    def changed(turn: int) -> Object:
+        return session.workload.spread_service(number, turn % 7 + 2)
 
     messages = []
     for turn in range(_COUNTED):
         before = await session.statistics()
-        change(turn)
+        session.apply(changed(turn))
         await asyncio.sleep(_SERVICE_SPACING)
         await session.calm()
         after = await session.statistics()
         messages.append(after.sockets["ipvs"].messages - before.sockets["ipvs"].messages)
     await asyncio.sleep(_SERVICE_SPACING)
-    figures = await _single(session, lengths.weights, lambda turn: change(turn + _COUNTED))
+    figures = await _single(session, lengths.weights, lambda turn: changed(turn + _COUNTED))
     session.delete_service(number)
     await asyncio.sleep(1)
     await session.calm()
     return {**figures, "messages_each": median(messages)}
 
 
-async def _single(session: Session, count: int, change: Callable[[int], None]) -> Figures:
-    """Make so many changes, one after the other. Times are from the API server to the changed kernel."""
+async def _single(session: Session, count: int, changed: Callable[[int], Object]) -> Figures:
+    """Make so many changes, one after the other. Times are from the API server, which has an object as it is to be, to
+    the changed kernel.
+    """
     await session.compare_clocks()
     sent = []
     async with session.measured() as cost:
         for number in range(count):
+            item = changed(number)
             sent.append(time.time())
-            change(number)
+            session.apply(item)
             await asyncio.sleep(_CHANGE_SPACING)
     taken = sorted(time_taken(sent, await session.completions()))
     return {

@@ -63,6 +63,7 @@ def _lengths(result: Result) -> str:
     lengths = {
         "update": f"{result['changes']} single changes",
         "storm": f"a storm of {result['storm']:.0f} s",
+        "hurricane": f"a hurricane of {result.get('hurricane', 0):.0f} s",
         "idle": f"{result['idle']:.0f} s idle",
     }
     found = [text for phase, text in lengths.items() if all(phase in run for run in result["runs"])]

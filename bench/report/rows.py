@@ -66,6 +66,21 @@ def _change(phase: str) -> Sequence[Row]:
     )
 
 
+def _storm(phase: str) -> Sequence[Row]:
+    return (
+        _count(f"**{phase}**: changes", phase, "changes"),
+        _seconds("made in", phase, "seconds"),
+        _seconds("furthest behind", phase, "behind_max"),
+        _count("virtual servers that missed a change", phase, "lost"),
+        _milliseconds("p50, read to kernel", phase, "p50"),
+        _milliseconds("p99, read to kernel", phase, "p99"),
+        _percent("CPU", phase, "cpu_share"),
+        _milliseconds("longest stall of the loop", phase, "longest_round"),
+        _mib("RSS, first half", phase, "rss_first_half"),
+        _mib("RSS, second half", phase, "rss_second_half"),
+    )
+
+
 ROWS: Sequence[Row] = (
     _percent("**idle**: CPU of the node, without what it uses without kroute", "idle", "cpu_share"),
     _percent("of that measured", "idle", "looks_share"),
@@ -96,15 +111,8 @@ ROWS: Sequence[Row] = (
     _milliseconds("CPU", "add", "cpu_per_change"),
     _milliseconds("**a Service deleted**: p50", "delete", "p50"),
     _milliseconds("CPU", "delete", "cpu_per_change"),
-    _count("**storm**: changes", "storm", "changes"),
-    _seconds("furthest behind", "storm", "behind_max"),
-    _count("virtual servers that missed a change", "storm", "lost"),
-    _milliseconds("p50, read to kernel", "storm", "p50"),
-    _milliseconds("p99, read to kernel", "storm", "p99"),
-    _percent("CPU", "storm", "cpu_share"),
-    _milliseconds("longest stall of the loop", "storm", "longest_round"),
-    _mib("RSS, first half", "storm", "rss_first_half"),
-    _mib("RSS, second half", "storm", "rss_second_half"),
+    *_storm("storm"),
+    *_storm("hurricane"),
     _seconds("`ipvsadm -R`", "tools", "ipvsadm"),
     _seconds("`ip -batch`, routes", "tools", "ip_routes"),
     _seconds("`ip -batch`, addresses", "tools", "ip_addresses"),

@@ -111,6 +111,10 @@ TARGETS = (
         FLAT,
         "x",
     ),
+    Target("hurricane: p99, read to kernel", lambda run, _: run["hurricane"]["p99"] * 1000, 100, "ms"),
+    Target("hurricane: furthest behind", lambda run, _: run["hurricane"]["behind_max"], 1.0, "s"),
+    Target("hurricane: virtual servers that missed a change", lambda run, _: run["hurricane"]["lost"], 0, ""),
+    Target("hurricane: CPU of the node", lambda run, _: run["hurricane"]["cpu_share"] * 100, 100, "%"),
     Target(
         "idle, with resyncs: longest stall of the event loop, in emulation",
         lambda run, _: run["idle"]["longest_round"] * 1000,

@@ -165,9 +165,9 @@ class ApiServer:
     def objects(self, kind: str) -> list[Object]:
         return list(self.store.current(BY_KIND[kind]).values())
 
-    def compact(self) -> None:
-        """Forget the history: older resourceVersions and continue tokens are expired."""
-        self.store.compact()
+    def compact(self, revision: int | None = None) -> None:
+        """Forget the history up to a revision (default: now): older versions and continue tokens are expired."""
+        self.store.compact(revision)
         self._encoder.clear()
 
     def encode_ahead(self) -> None:

@@ -80,6 +80,7 @@ def a_run(services: int, number: int = 0) -> dict:
             "rss_second_half": 60 * MIB,
             "series": [{"at": 0.5, "behind": 0.1}, {"at": 1.5, "behind": 0.3}],
         },
+        "hurricane": {"behind_max": 0.3, "lost": 0, "p99": 0.08, "cpu_share": 0.7},
         "idle": {"cpu_share": 0.0008, "longest_round": 0.02, "rss": 44 * MIB},
     }
 
@@ -95,6 +96,7 @@ def a_result(*sizes: int, runs: int = 1) -> dict:
         "load_after": 1.2,
         "changes": 100,
         "storm": 30.0,
+        "hurricane": 60.0,
         "idle": 90.0,
         "runs": [a_run(size, number) for number in range(runs) for size in sizes],
     }
@@ -183,7 +185,7 @@ def test_every_row_has_its_figures_by_size():
     for messages in ("3", "1"):
         assert text.count(f"| netlink messages to IPVS | {' | '.join([messages] * 3)} |") == 1
     assert "**a Service added**" not in text, "this result lacks the phase"
-    assert "In each run: 100 single changes, a storm of 30 s, 90 s idle." in text
+    assert "In each run: 100 single changes, a storm of 30 s, a hurricane of 60 s, 90 s idle." in text
     assert len({(row.name, row.value) for row in ROWS}) == len(ROWS)
 
 
@@ -247,6 +249,10 @@ def test_a_good_run_meets_every_target():
         ("weights", "messages_each", 2, "one weight changed: netlink messages to IPVS"),
         ("storm", "behind_max", 1.01, "storm: furthest behind"),
         ("storm", "lost", 1, "storm: virtual servers that missed a change"),
+        ("hurricane", "p99", 0.101, "hurricane: p99, read to kernel"),
+        ("hurricane", "behind_max", 1.01, "hurricane: furthest behind"),
+        ("hurricane", "lost", 1, "hurricane: virtual servers that missed a change"),
+        ("hurricane", "cpu_share", 1.01, "hurricane: CPU of the node"),
         ("idle", "longest_round", 0.21, "idle, with resyncs: longest stall of the event loop, in emulation"),
         ("cold", "rss_settled", 151 * MIB, "settled RSS"),
     ],
