@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from kroute.kernel.netlink import socket_diag
-from kroute.kernel.netlink.socket_diag import owner_of
+from kroute.kernel.netlink.socket_diag import listening_ports, owner_of
 
 
 class Pair:
@@ -77,3 +77,17 @@ def test_another_machine_is_none_of_this_nodes_listeners() -> None:
 def test_a_kernel_that_cannot_say_says_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_diag, "NETLINK_SOCK_DIAG", 31)
     assert owner_of(pair.accepted) is None
+    assert listening_ports() is None
+
+
+def test_the_ports_of_all_listeners_are_known_and_no_others(pair: Pair) -> None:
+    connected, listens = pair.client.getsockname()[1], pair.listener.getsockname()[1]
+    ports = listening_ports()
+    assert ports is not None
+    assert listens in ports
+    assert connected not in ports
+    with ExitStack() as stack:
+        many = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(600)]
+        assert set(many) <= (listening_ports() or set())  # in several parts
+    pair.listener.close()
+    assert listens not in (listening_ports() or set())
