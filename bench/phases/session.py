@@ -22,6 +22,7 @@ from bench.place.node import API_ADDRESS, NodeUnderTest
 from bench.workload import NODE, POD_NETWORK, Object, Workload
 from kroute.telemetry.statistics import NEWEST_QUESTION, QUESTION, NewestMeasurements, Statistics
 from tests.apiserver import ApiServer
+from tests.apiserver.kubeconfig import write as write_kubeconfig
 
 READY_WITHIN = 600.0
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
@@ -119,6 +120,11 @@ class Session:
         started: float = await self.node.ask("start", settings={**self._settings, **settings}, profile=profile)
         await self.node.ask("ready", within=READY_WITHIN)
         return started - self.clock_ahead
+
+    def kubeconfig(self) -> Path:
+        """Write the file of another client of the API stand-in."""
+        authority = self.node.shared / "authority.pem"
+        return write_kubeconfig(self.node.shared / "kubeconfig", self.api.url, {"token": _TOKEN}, authority)
 
     async def rehearse(self) -> None:
         """Have the program's files in the node's memory before a start is measured."""

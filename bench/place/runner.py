@@ -42,6 +42,7 @@ class Runner:
         self._shared = shared
         self._state_dir = state_dir
         self._agent: subprocess.Popen[bytes] | None = None
+        self._load: subprocess.Popen[str] | None = None
         self._log = shared / "agent.log"
         self._environment = dict(os.environ)
 
@@ -123,6 +124,33 @@ class Runner:
         )
         return [done.returncode, done.stdout + done.stderr]
 
+    async def do_command(self, argv: list[str]) -> str:
+        """Run a command, and return what it has written."""
+        done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{argv}: {done.stderr}{done.stdout}")
+        return done.stdout
+
+    async def do_load(self, argv: list[str]) -> None:
+        """Start the load generator (bench/datapath/load.c)."""
+        self._load = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    async def do_call(self, line: str) -> dict[str, Any]:
+        """Have the load generator make the calls of a line. Returns what it has measured."""
+        assert self._load is not None, "no load generator has been started"
+        assert self._load.stdin is not None
+        assert self._load.stdout is not None
+        self._load.stdin.write(f"{line}\n")
+        self._load.stdin.flush()
+        answer: dict[str, Any] = json.loads(await asyncio.to_thread(self._load.stdout.readline))
+        if "error" in answer:
+            raise RuntimeError(f"{line}: {answer['error']}")
+        return answer
+
+    async def do_signal(self, name: str) -> None:
+        """Send the agent a signal."""
+        self._running().send_signal(signal.Signals[name])
+
     async def do_ready(self, within: float) -> None:
         """Wait until the agent is ready, everything of the initial sync in the kernel, and has logged that."""
         async with asyncio.timeout(within):
@@ -201,10 +229,11 @@ class Runner:
         return served
 
     def end_agent(self) -> None:
-        """Kill the agent, if it still runs: nobody else would end it."""
-        if self._agent is not None and self._agent.poll() is None:
-            self._agent.kill()
-            self._agent.wait()
+        """Kill the agent and the load generator, if they still run: nobody else would end them."""
+        for process in (self._agent, self._load):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
 
 
 async def main(shared: Path, state_dir: Path) -> None:

@@ -27,7 +27,9 @@ class Proxy:
     in_nft: bool = False
 
 
-def _kube_proxy(mode: str) -> Callable[[Path], list[str]]:
+def kube_proxy(mode: str) -> Callable[[Path], list[str]]:
+    """The command line of kube-proxy in a mode."""
+
     def command(kubeconfig: Path) -> list[str]:
         options = {
             "proxy-mode": mode,
@@ -54,7 +56,7 @@ def _kube_router(kubeconfig: Path) -> list[str]:
 KROUTE = "kroute"
 PROXIES: Mapping[str, Proxy] = {
     KROUTE: Proxy("kroute"),
-    "nftables": Proxy("kube-proxy, nftables", "kube-proxy", _kube_proxy("nftables"), says_when=True, in_nft=True),
-    "ipvs": Proxy("kube-proxy, IPVS", "kube-proxy", _kube_proxy("ipvs"), says_when=True),
+    "nftables": Proxy("kube-proxy, nftables", "kube-proxy", kube_proxy("nftables"), says_when=True, in_nft=True),
+    "ipvs": Proxy("kube-proxy, IPVS", "kube-proxy", kube_proxy("ipvs"), says_when=True),
     "kube-router": Proxy("kube-router", "kube-router", _kube_router),
 }

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from bench.datapath import measure
+from bench.datapath.ways import FLOORS, WAYS
 from bench.phases import start
 from bench.phases.lengths import BenchError, Lengths
 from bench.phases.session import Session
@@ -90,3 +92,19 @@ async def test_a_change_that_never_came_is_counted_as_lost(monkeypatch):
     plan = Plan([2], 1, LENGTHS._replace(storm=0.2), frozenset({"storm"}), runs=1)
     result = await the_last_of(run(plan, lambda _: None))
     assert result["runs"][0]["storm"]["lost"] == 1
+
+
+@pytest.mark.nftables
+async def test_every_way_of_a_packet_through_each_proxy_is_measured():
+    proxies = ["none", *measure.KROUTE]
+    plan = measure.Plan([2], 1, proxies, rounds=1, connections=20, requests=20)
+    told: list[str] = []
+    found = [it async for it in measure.run(plan, told.append)][-1]
+    assert [node["proxy"] for node in found] == proxies
+    for node in found:
+        assert node["start"] is not None, node["why"]
+        assert set(node["ways"]) == set(FLOORS if node["proxy"] == "none" else WAYS)
+        for figures in node["ways"].values():
+            assert figures["connect"]["seconds"] >= figures["first"]["p50"] > 0
+            assert figures["request"]["seconds"] > 0
+    assert not agents_of_a_bench(), "one would burden every later test in this machine"

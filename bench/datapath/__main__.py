@@ -1,0 +1,79 @@
+"""`python -m bench.datapath [--publish] [--services N]... [--proxies none,kroute-nftables,...] [--rounds N]`."""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from bench.datapath import report
+from bench.datapath.measure import KROUTE, NOTHING, PROXIES, Plan, run
+from bench.phases.lengths import BenchError
+from bench.place.node import RunnerError
+from bench.report import page
+from bench.run import circumstances
+from tests.lab import kubernetes
+from tests.lab.namespaces import CommandError
+from tests.lab.places import PROJECT
+from tests.lab.vm.machine import MachineError
+
+FILE = PROJECT / "bench" / "results" / "datapath.json"
+PAGE = PROJECT / "docs" / "performance.md"
+SIZES = (10, 1000, 10000)
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+def main() -> None:
+    """Measure, and write the results."""
+    parser = argparse.ArgumentParser(prog="bench.datapath", description=__doc__)
+    parser.add_argument("--services", type=int, action="append", help=f"default: {SIZES}")
+    parser.add_argument("--endpoints", type=int, default=1, help="of each Service that is not called")
+    parser.add_argument("--proxies", default=",".join(PROXIES), help="which, in this order")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--connections", type=int, default=400, help="new ones by each way in a round")
+    parser.add_argument("--requests", type=int, default=1000, help="by each way in a round, on one connection")
+    parser.add_argument("--publish", action="store_true", help=f"put the tables and the chart into {PAGE.name}")
+    parser.add_argument("--again", action="store_true", help="measure nothing, write the last result again")
+    parser.add_argument("--output", type=Path, default=FILE, help="the file of the results")
+    chosen = parser.parse_args()
+    if not chosen.again:
+        try:
+            asyncio.run(_write(_plan(chosen), chosen.output))
+        except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
+            sys.exit(f"bench.datapath: {error}")
+    result = json.loads(chosen.output.read_text())
+    for name, chart in report.charts(result).items():
+        chosen.output.with_name(name).write_text(chart)
+    text = report.markdown(result, os.path.relpath(chosen.output.parent, PAGE.parent))
+    if chosen.publish:
+        page.put_between(PAGE, report.MARKS, text)
+    print(text)
+
+
+def _plan(chosen: argparse.Namespace) -> Plan:
+    proxies = chosen.proxies.split(",")
+    if said := kubernetes.missing("kube-proxy"):
+        _say(f"kube-proxy is left out: {said}")
+        proxies = [name for name in proxies if name in (NOTHING, *KROUTE)]
+    else:
+        kubernetes.required("kube-proxy")
+    sizes = chosen.services or SIZES
+    return Plan(sizes, chosen.endpoints, proxies, chosen.rounds, chosen.connections, chosen.requests)
+
+
+async def _write(plan: Plan, file: Path) -> None:
+    """Measure, and write the results after each node, so that a later failure loses none of them."""
+    result = {**circumstances(), "rounds": plan.rounds, "connections": plan.connections, "requests": plan.requests}
+    async for runs in run(plan, _say):
+        result |= {"lab": runs[-1]["lab"], "runs": runs, "load_after": os.getloadavg()[0]}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
