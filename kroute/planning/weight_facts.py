@@ -134,8 +134,8 @@ class WeightSources:
     @property
     def has_affected(self) -> bool:
         """Whether Services are to be planned again now."""
-        due = self.due_in()
-        return bool(self._affected) or (due is not None and due <= 0)
+        have_nodes_changed = self._weighed_nodes or self._have_zones_changed or self._has_readiness_changed
+        return bool(self._affected) or (bool(have_nodes_changed) and self._nodes_due <= self._clock())
 
     def due_in(self) -> float | None:
         """In how many seconds the newest changes of Nodes count; None: there are none."""

@@ -6,6 +6,7 @@ A log has one line for each change, unless a batch has very many.
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Generic, TypeVar
 
 from structlog.typing import FilteringBoundLogger
@@ -86,7 +87,7 @@ def log_changes(
     `event` returns a name such as `vip.bound`. `fields` is called only for changes that get a line.
     """
     if len(changes) <= MANY:
-        with written_together():
+        with written_together() if len(changes) > 1 else nullcontext():
             for change in changes:
                 log.info(event(change), **fields(change))
         return

@@ -253,8 +253,8 @@ class VirtualServers:
             self.weights.forget(key)
             self.desired.note_applied(key, None)
             return
-        self._drains.stop(key, ((address, port) for address, port, _ in desired.real_servers))
-        self._drains.stop(key, (it.real_server for it in written.changes if isinstance(it, DeleteRealServer)))
+        deleted = [change.real_server for change in written.changes if isinstance(change, DeleteRealServer)]
+        self._drains.stop(key, deleted + [(address, port) for address, port, _ in desired.real_servers])
         for real_server in written.draining:
             self._drains.start(key, real_server, self._status.clock())
         # A virtual server that loses its last real server keeps its options in the kernel until it is deleted.
