@@ -84,7 +84,10 @@ LOOKED_UP: Mapping[AddressSet, tuple[End, ...]] = {
 }
 """The packet's address for each address or network of an element. A port is always the destination's."""
 
-SERVED = (AddressSet.CLUSTER_IP, AddressSet.EXTERNAL, AddressSet.EXTERNAL_LOCAL)
+SERVED_EVERYWHERE = (AddressSet.CLUSTER_IP, AddressSet.EXTERNAL)
+"""The sets of ports that no rule refuses but those of source ranges. Most new connections are to these."""
+
+SERVED = (*SERVED_EVERYWHERE, AddressSet.EXTERNAL_LOCAL)
 """The sets of ports that Services serve: a VIP answers on these and on no other."""
 
 

@@ -5,7 +5,7 @@ from ipaddress import ip_address, ip_network
 
 from kroute.firewall.packet_trace import Ending, Packet, PacketAdmission, SourceChoice
 from kroute.firewall.policy import are_local_pods_known, exemptions_of, local_pods_interface, translated_source
-from kroute.firewall.sets import SERVED, Sets, holds
+from kroute.firewall.sets import SERVED_EVERYWHERE, Sets, holds
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Element
@@ -26,13 +26,14 @@ class FakeRules:
         port = _port(packet)
         if _has(sets, AddressSet.RESTRICTED, port) and not _has(sets, AddressSet.SOURCE_RANGE, (*port, packet.source)):
             return PacketAdmission(Ending.DROPPED, "not in the source ranges")
-        if not packet.in_interface and has_virtual_server:
+        is_taken = not packet.in_interface and has_virtual_server
+        if is_taken or any(_has(sets, which, port) for which in SERVED_EVERYWHERE):
             return PASSED
         if _has(sets, AddressSet.NO_ENDPOINT, port):
             return PacketAdmission(Ending.REFUSED, "no endpoint")
         if _has(sets, AddressSet.NO_LOCAL, port) and not self._is_from_local_pod(packet, sets):
             return PacketAdmission(Ending.REFUSED, "no local endpoint")
-        is_served = any(_has(sets, which, port) for which in SERVED)
+        is_served = _has(sets, AddressSet.EXTERNAL_LOCAL, port)
         if _has(sets, AddressSet.VIP, (packet.destination,)) and not is_served:
             return PacketAdmission(Ending.REFUSED, "no port of the VIP")
         return PASSED

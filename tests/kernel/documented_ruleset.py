@@ -84,10 +84,6 @@ CHAINS: dict[str, tuple[str, dict[str, str]]] = {
     "vip-ports": (
         "A packet to a VIP: is its port one that a Service serves?",
         {
-            "ip daddr . meta l4proto . th dport @cluster-ip": "These three go on to IPVS. A set's key is loaded into"
-            " registers that follow each other ...",
-            "ip daddr . meta l4proto . th dport @external ": "... and looked up as a whole, at the same cost"
-            " however many elements the set has.",
             "ip daddr . meta l4proto . th dport @external-local": "`th dport` is the port of any transport protocol.",
             "icmp type": "VIPs answer to ping.",
             "ct state invalid": "IPVS may know the connection of which such a message tells.",
@@ -112,6 +108,10 @@ CHAINS: dict[str, tuple[str, dict[str, str]]] = {
         {
             "tcp flags ! syn": "After a flush of conntrack the middle of a connection looks new. It is not refused.",
             "ip daddr . meta l4proto . th dport @restricted": "Few packets are to these.",
+            "ip daddr . meta l4proto . th dport @cluster-ip": "Most are to these two, and go on to IPVS. A set's key is"
+            " loaded into registers that follow each other ...",
+            "ip daddr . meta l4proto . th dport @external ": "... and looked up as a whole, at the same cost"
+            " however many elements the set has.",
             "ip daddr . meta l4proto . th dport @no-endpoint": "IPVS would refuse it too, but over IPv6 only at the"
             " second SYN.",
             "ip saddr != @pod-network": "Pods of this node may use endpoints elsewhere; clients outside may not.",

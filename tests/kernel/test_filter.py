@@ -240,9 +240,11 @@ def _fate(rule: str, flags: int, place: Place, host: Host) -> str:
         return "passed"  # it may belong to a connection that conntrack has forgotten
     if rule == "source ranges":
         return "dropped"
-    if rule in {"no endpoint", "a port of the node itself"} or (rule == "no local endpoint" and host is place.client):
+    if rule in {"no endpoint", "a port of the node itself"}:
         return "refused" if not flags & RST else "dropped"  # nobody answers a reset
-    return "dropped" if flags & (FIN | RST | ACK) else "passed"
+    if flags & (FIN | RST | ACK):
+        return "dropped"
+    return "refused" if rule == "no local endpoint" and host is place.client else "passed"
 
 
 @by_family

@@ -29,7 +29,7 @@ from kroute.firewall.iptables.address_sets import set_name
 from kroute.firewall.iptables.packet_trace import trace_packet
 from kroute.firewall.packet_trace import Hook, Packet, Rules, TraceResult
 from kroute.firewall.policy import are_local_pods_known, exemptions_of, local_pods_interface, translated_source
-from kroute.firewall.sets import LOOKED_UP, SERVED, SHAPES, ElementPart, End, Sets
+from kroute.firewall.sets import LOOKED_UP, SERVED, SERVED_EVERYWHERE, SHAPES, ElementPart, End, Sets
 from kroute.kernel.iptables.rule import comment
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.model.addresses import Family
@@ -171,13 +171,14 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
             "KROUTE-INPUT": [
                 without_syn(),
                 _source_ranges(family),
+                *_odd_segments(family),
+                *(_served(family, which) for which in SERVED_EVERYWHERE),
                 f"{comment(reasons.NO_ENDPOINT)} {in_set(family, AddressSet.NO_ENDPOINT)} -j KROUTE-REJECT",
                 f"{not_from_local_pods(settings, family)} {no_local} -j KROUTE-REJECT",
-                *_odd_segments(family),
                 f"{comment(reasons.VIP)} {in_set(family, AddressSet.VIP)} -j KROUTE-VIPS",
             ],
             "KROUTE-VIPS": [
-                *(f"{comment(reasons.SERVED)} {in_set(family, which)} -j RETURN" for which in SERVED),
+                _served(family, AddressSet.EXTERNAL_LOCAL),
                 f"{_ECHO_REQUEST[family]} {comment(reasons.PING)} -j RETURN",
                 f"-p {_ICMP[family]} -m conntrack --ctstate INVALID {comment(reasons.STRAY_ERROR)} -j RETURN",
                 f"{comment(reasons.HOST_PORT)} -j KROUTE-REJECT",
@@ -257,6 +258,10 @@ def output_rules(family: Family) -> TableRules:
             ("OUTPUT", f"{replies} {comment(reasons.ANSWERS)} -j KROUTE-ANSWERS"),
         ],
     )
+
+
+def _served(family: Family, which: AddressSet) -> str:
+    return f"{comment(reasons.SERVED)} {in_set(family, which)} -j RETURN"
 
 
 def _odd_segments(family: Family) -> list[str]:

@@ -55,7 +55,7 @@ from kroute.firewall.nftables.statements import (
 )
 from kroute.firewall.packet_trace import Hook, Packet, Rules, TraceResult
 from kroute.firewall.policy import are_local_pods_known, exemptions_of, translated_source
-from kroute.firewall.sets import SERVED, End, Sets
+from kroute.firewall.sets import SERVED, SERVED_EVERYWHERE, End, Sets
 from kroute.kernel.nftables.objects import Chain, NftRule
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
@@ -173,16 +173,17 @@ def _new_connections(settings: Settings, family: Family) -> list[Rule]:
     return [
         _not_begun(),
         _restricted(family),
+        _odd_segments(),
+        *(rule(reasons.SERVED, in_set(family, which), leave()) for which in SERVED_EVERYWHERE),
         rule(reasons.NO_ENDPOINT, in_set(family, AddressSet.NO_ENDPOINT), refuse),
         rule(reasons.NO_LOCAL, others, in_set(family, AddressSet.NO_LOCAL), refuse),
-        _odd_segments(),
         rule(reasons.VIP, in_set(family, AddressSet.VIP), jump(VIP_PORTS)),
     ]
 
 
 def _vip_ports(family: Family) -> list[Rule]:
     return [
-        *(rule(reasons.SERVED, in_set(family, which), leave()) for which in SERVED),
+        rule(reasons.SERVED, in_set(family, AddressSet.EXTERNAL_LOCAL), leave()),
         rule(reasons.PING, ping(family), leave()),
         rule(reasons.STRAY_ERROR, stray_error(family), leave()),
         rule(reasons.HOST_PORT, jump(REFUSE)),

@@ -197,7 +197,9 @@ def test_each_protocol_is_refused_so_that_its_client_gives_up(family: Family, pr
 
 def test_a_trace_names_the_rules_that_decide_and_none_that_only_leads_to_them() -> None:
     packet = Packet(6, "192.0.2.1", "10.96.0.1", 80, "eth0")
-    assert after(Hook.INPUT, packet, SERVED).met == (reasons.VIP, reasons.SERVED)
+    assert after(Hook.INPUT, packet, SERVED).met == (reasons.SERVED,)
+    local = {AddressSet.VIP: {("10.96.0.1",)}, AddressSet.EXTERNAL_LOCAL: {("10.96.0.1", 6, 80)}}
+    assert after(Hook.INPUT, packet, local).met == (reasons.VIP, reasons.SERVED)
     marked = after(Hook.NAT_PREROUTING, packet, SERVED)
     assert (marked.met, marked.mark) == ((reasons.OTHERS_TO_CLUSTER_IP, reasons.KEPT), 0x4000)
     left = after(Hook.NAT_POSTROUTING, packet._replace(mark=0x4001), SERVED)
