@@ -257,13 +257,24 @@ class Controller(ABC):
             self._schedule.allows(started)
             and (
                 is_retry_due
-                or started >= self._schedule.resync_due
-                or (started >= self._schedule.look_due and await self._finds_change(started))
+                or (
+                    started >= min(self._schedule.look_due, self._schedule.resync_due)
+                    and await self._needs_resync(started)
+                )
             )
         ):
             await self._resync_if_readable()
         await self.write()
         self.status.retries.expire(started)
+
+    async def _needs_resync(self, now: float) -> bool:
+        """Whether a resync is due, or else a look that is due, and is taken, finds a reason for one."""
+        counters = self.status.counters
+        if counters.resyncs == 1 and not counters.looks:  # that one may have read an empty kernel
+            counters.resync_cost = max(counters.resync_cost, counters.writes * A_READ)
+            self._schedule.costs(counters.resync_cost)
+            counters.resync_pause = self._schedule.pause
+        return now >= self._schedule.resync_due or (now >= self._schedule.look_due and await self._finds_change(now))
 
     async def _finds_change(self, now: float) -> bool:
         """Look whether another program may have changed something. If the look fails, a resync finds out why."""
@@ -274,10 +285,6 @@ class Controller(ABC):
             return True
         self._schedule.looked(now)
         counters = self.status.counters
-        if not counters.looks and counters.resyncs == 1:  # that one may have read an empty kernel
-            counters.resync_cost += counters.writes * A_READ
-            self._schedule.costs(counters.resync_cost)
-            counters.resync_pause = self._schedule.pause
         counters.last_look = time.time()
         counters.looks += 1
         return False

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kroute.kernel.net.routes import LocalRoute
-from kroute.reconcile.resync_schedule import LONGEST_PAUSE, LONGEST_UNDISTURBED, MOST_LOOKS
+from kroute.reconcile import controller
+from kroute.reconcile.resync_schedule import LONGEST_PAUSE, LONGEST_UNDISTURBED, MOST_LOOKS, Metered
 from tests.unit.fake_node import DUMMY, NODE_IPV4, NODE_IPV6, FakeNode, node_plan, plan, server
 
 VIPS = ("10.96.0.1", "10.96.0.2", "fd00::1")
@@ -223,3 +224,13 @@ async def test_a_foreign_address_is_found_by_its_digest_on_a_link_with_others(tm
     assert found.count(True) == 1
     await vips.learn()
     assert not any([await vips.look() for _ in range(2 * MOST_LOOKS)])
+
+
+async def test_a_first_resync_of_an_empty_kernel_does_not_have_all_read_a_period_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "Metered", lambda work: Metered(work, lambda: 0.0))  # reading nothing took no time
+    node = FakeNode(tmp_path, resync_budget=0.001)
+    await node.start(*[plan(f"s{number}", 1, server(f"10.96.1.{number}", 80, "10.1.0.1")) for number in range(200)])
+    await node.resync()
+    assert (resyncs(node)["service_proxy"], resyncs(node)["route_fix"]) == (1, 1)
