@@ -30,7 +30,7 @@ LINKED = "io.containerd.content.v1.content/blobs/sha256", "io.containerd.snapsho
 _E2E = "registry.k8s.io/e2e-test-images"
 _TOOLS = (
     "dash busybox-static bind9-dnsutils libc-bin curl wget netcat-openbsd iproute2 iperf conntrack iptables ipset "
-    "nftables ipvsadm kmod python3"
+    "nftables ipvsadm kmod python3 dnsmasq-base"
 )
 """What the tests call in the images, and what kube-proxy and kube-router call. Not busybox's `nc` and `wget`: the tests
 need those of netcat-openbsd and GNU; and not its `sh`, which prefers its own to those."""
@@ -101,8 +101,9 @@ def _tools(root: Path) -> None:
     if agnhost is None:
         raise RuntimeError("no agnhost.xz beside k8s.xz")
     shutil.copy(agnhost, root)
-    shutil.copy(Path(__file__).with_name("out_of_window.py"), root / "regression-issue-74839")
-    (root / "regression-issue-74839").chmod(0o755)
+    for program, name in (("out_of_window.py", "regression-issue-74839"), ("coredns", "coredns")):
+        shutil.copy(Path(__file__).with_name(program), root / name)
+        (root / name).chmod(0o755)
     subject = "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,DNS:example.com,IP:127.0.0.1,IP:::1"
     key = ("-newkey", "rsa:2048", "-nodes", "-keyout", root / "localhost.key", "-out", root / "localhost.crt")
     run("openssl", "req", "-x509", "-days", "3650", "-subj", *subject, *key)
@@ -128,10 +129,10 @@ def _kroute() -> Image:
 
 def _text() -> str:
     """This room's text: what it makes is made again when it has changed."""
-    return "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py")) if path.stem in _MAKERS)
+    return "".join(Path(__file__).with_name(name).read_text() for name in _MAKERS)
 
 
-_MAKERS = "images", "out_of_window", "packages"
+_MAKERS = "images.py", "out_of_window.py", "coredns", "packages.py"
 
 
 def _store(name: str, images: list[Image], over: Path | None) -> Path:

@@ -5,6 +5,7 @@ A client whose node does not drop the packet as invalid resets the connection, w
 end-to-end test "proxy implementation should not be vulnerable to the invalid conntrack state bug" reads that log.
 """
 
+import ipaddress
 import itertools
 import os
 import socket
@@ -26,26 +27,31 @@ def checksum(data: bytes) -> int:
 
 
 def answer(segment: bytes, source: str, destination: str) -> bytes:
-    """The TCP segment outside the window that answers the ACK `segment`, which came from `source`."""
+    """The TCP segment outside the window that answers the ACK `segment`, which came from `source`.
+
+    The sum over the pseudo-header is the same for both families (RFC 9293, RFC 8200): its fields are of 16 bits there
+    and of 32 bits here.
+    """
     source_port, port, sequence, acknowledged, _, _, window, _, _ = _HEADER.unpack_from(segment)
     data = b"out of window"
     fields = [port, source_port, (acknowledged - TOO_OLD) % 2**32, sequence, 5 << 4, _PSH | _ACK, window, 0, 0]
-    length = _HEADER.size + len(data)
-    pseudo = socket.inet_aton(destination) + socket.inet_aton(source) + struct.pack("!HH", socket.IPPROTO_TCP, length)
+    pseudo = b"".join(ipaddress.ip_address(address).packed for address in (destination, source))
+    pseudo += struct.pack("!II", _HEADER.size + len(data), socket.IPPROTO_TCP)
     fields[-2] = checksum(pseudo + _HEADER.pack(*fields) + data)
     return _HEADER.pack(*fields) + data
 
 
 def main() -> None:
-    [address] = [ip for ip in (os.environ.get("POD_IPS") or os.environ["POD_IP"]).split(",") if "." in ip]
-    server = socket.create_server(("0.0.0.0", PORT), backlog=1024)
-    raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
+    address = (os.environ.get("POD_IPS") or os.environ["POD_IP"]).split(",")[0]
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    server = socket.create_server((address, PORT), family=family, backlog=1024)
+    raw = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_TCP)
     raw.bind((address, 0))
     opening: set[tuple[str, int]] = set()
     print(f"listening on {address}:{PORT}; the kernel accepts, and {server.fileno()} is never read", flush=True)
     for number in itertools.count():
-        packet, (source, _) = raw.recvfrom(65536)
-        segment = packet[(packet[0] & 15) * 4 :]
+        packet, (source, *_) = raw.recvfrom(65536)
+        segment = packet[(packet[0] & 15) * 4 :] if family == socket.AF_INET else packet  # IPv6 shows no header
         source_port, port, *_, flags, _, _, _ = _HEADER.unpack_from(segment)
         if port != PORT:
             continue
