@@ -92,6 +92,16 @@ async def test_bodies_of_every_framing_are_read(answer: bytes, body: bytes) -> N
         assert await body_of(got) == body
 
 
+async def test_chunks_that_have_come_together_are_read_together() -> None:
+    chunks = b"".join(b"5\r\nline\n\r\n" for _ in range(1000))
+    async with asked(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n") as answer:
+        pieces = []
+        while piece := await answer.read():
+            pieces.append(piece)
+    assert b"".join(pieces) == b"line\n" * 1000
+    assert len(pieces) < 100
+
+
 async def test_a_compressed_answer_is_unpacked_in_pieces_of_a_bounded_size() -> None:
     content = b"0" * (5 * INFLATED_AT_ONCE)
     packed = gzip.compress(content)
