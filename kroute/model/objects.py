@@ -5,6 +5,7 @@ msgspec decodes a response's bytes straight into them; fields that kroute does n
 Go encodes an empty list as `null` in places, so lists may be None.
 """
 
+from sys import intern
 from typing import Annotated, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -72,8 +73,8 @@ class _Object(_Struct, frozen=True):
 
     @property
     def key(self) -> ObjectKey:
-        """The object's own namespace and name."""
-        return self.metadata.key
+        """The object's own namespace, of which there is one text for all objects, and name."""
+        return ObjectKey(intern(self.metadata.namespace), self.metadata.name)
 
 
 class List(msgspec.Struct, Generic[T]):
@@ -203,7 +204,7 @@ class EndpointSlice(_Object, frozen=True):
     def service_key(self) -> ObjectKey | None:
         """The Service that the slice belongs to, or None if it has no `kubernetes.io/service-name` label."""
         name = (self.metadata.labels or {}).get(SERVICE_NAME_LABEL)
-        return ObjectKey(self.metadata.namespace, name) if name else None
+        return ObjectKey(intern(self.metadata.namespace), name) if name else None
 
 
 class NodeAddress(_Struct, frozen=True):

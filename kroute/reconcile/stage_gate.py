@@ -212,6 +212,8 @@ class StageGate:
                 del passage.candidates[candidate.key]
             if arrived:
                 all_arrived += self._note(stage, arrived)
+        if not passage.candidates:
+            passage.candidates.clear()  # an emptied dict keeps its table
         if all_arrived:
             self._wake(stage, all_arrived)
 

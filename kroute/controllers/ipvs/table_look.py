@@ -67,7 +67,7 @@ class TableLook:
 
     def wrote(self, changes: Iterable[IpvsChange]) -> None:
         """Remember whose outlines may differ because kroute itself writes these changes."""
-        self._written.update(planned_key(change.key) for change in changes)
+        self._written.update(map(planned_key, {change.key for change in changes}))
 
     async def begin(self) -> None:
         """Note the table as it is before a scan. What changes after this, the next look shows."""
@@ -93,7 +93,7 @@ class TableLook:
         if not await self._are_some_as_applied(applied, draining):
             return True
         self._outlines = now
-        self._written -= written
+        self._written = self._written - written  # a new set: one that was large keeps its table
         return False
 
     async def _are_some_as_applied(self, applied: Applied, draining: Draining) -> bool:

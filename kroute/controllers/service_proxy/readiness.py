@@ -87,6 +87,7 @@ class Readiness:
         self._pods = pods
         self._seen_pods = pods.ready
         self._waiting: dict[ObjectKey, _Wait] = {}
+        """In the order in which they have begun, those that have not begun yet at the end."""
         self._restricted: dict[_FamilyOfService, _Restricted] = {}
         self._unenforced: set[_FamilyOfService] = set()
         self._tunnelled: dict[ObjectKey, ServicePlan] = {}
@@ -183,6 +184,8 @@ class Readiness:
                     del self._waiting[key]
                 elif wait.since is None:
                     wait.since = clock()
+        if not self._waiting:
+            self._waiting.clear()  # an emptied dict keeps its table
         if late:
             _warn(late)
 
@@ -251,10 +254,8 @@ class Readiness:
         return [plan for plan in plans if not changed.isdisjoint(plan.tunnel_ends)]
 
     def _next_overdue(self) -> float | None:
-        if not self._waiting:
-            return None
-        since = min((wait.since for wait in self._waiting.values() if wait.since is not None), default=None)
-        return None if since is None else self._due(since)
+        first = next(iter(self._waiting.values()), None)
+        return None if first is None or first.since is None else self._due(first.since)
 
     def _due(self, since: float) -> float:
         """When a wait that began at `since` is long enough."""
