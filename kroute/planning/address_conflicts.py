@@ -75,11 +75,11 @@ class AddressClaims:
         moved: set[ObjectKey] = set()
         for key, kind in old.items():
             if known != claimant or new.get(key) != kind:
-                added = claimant._replace(kind=new[key]) if key in new else None
-                moved.update(self._settle(key, known._replace(kind=kind), added))
+                added = _of_kind(claimant, new[key]) if key in new else None
+                moved.update(self._settle(key, _of_kind(known, kind), added))
         for key, kind in new.items():
             if key not in old:
-                moved.update(self._settle(key, None, claimant._replace(kind=kind)))
+                moved.update(self._settle(key, None, _of_kind(claimant, kind)))
         moved.discard(service)
         return moved
 
@@ -135,6 +135,10 @@ class AddressClaims:
             return ()
         self._renamed[key] = None
         return (before, after)
+
+
+def _of_kind(claimant: Claimant, kind: int) -> Claimant:
+    return claimant if claimant.kind == kind else claimant._replace(kind=kind)
 
 
 def conflict(key: VirtualServerKey, holder: ObjectKey) -> Problem:

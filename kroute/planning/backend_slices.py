@@ -245,7 +245,8 @@ def _pod(ref: TargetRef | None) -> PodRef | None:
 
 def _slice_port(port: EndpointPort, addresses: Iterable[str], known: dict[RealServer, RealServer]) -> SlicePort:
     number = port.port or 0
-    real_servers = [RealServer(address, number) for address in addresses]
+    # as RealServer(address, number), without a call of Python's for each
+    real_servers = [tuple.__new__(RealServer, (address, number, 1)) for address in addresses]
     shared = [known.get(server, server) for server in real_servers] if known else real_servers
     return SlicePort(port_key(port.name or "", port.protocol), number, tuple(shared))
 

@@ -1,7 +1,7 @@
 """Find the frontends of a Service on a node: its ClusterIPs, external addresses and node ports."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
+from enum import StrEnum
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -27,10 +27,10 @@ from kroute.settings import Settings
 _FREE_RANGE = "Give the cluster a Service range that is free on every node."
 _IF_UNMEANT = "If this is not intended, take the address off the interface, or give the cluster a free Service range."
 _NOT_A_PORT = "is not served. Allowed: 1 to 65535."
-_SERVED = frozenset({Place.OWN, Place.VIP})
+_SERVED = (Place.OWN, Place.VIP)
 
 
-class Kind(Enum):
+class Kind(StrEnum):
     """The origin of an address, which decides who may bind it and which traffic policy applies."""
 
     CLUSTER_IP = "clusterIP"

@@ -13,7 +13,7 @@ import asyncio
 import operator
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
@@ -146,7 +146,7 @@ class DesiredState(Generic[K, V]):
 
     def responsible(self, key: K) -> Sequence[ObjectKey]:
         """The owners of the object; if it has none, the one that was the last to drop it."""
-        return self.owners(key) or (self.dropped_by(key).key,)
+        return self._owners.get(key) or (self.dropped_by(key).key,)
 
     def has_departed(self, owner: ObjectKey) -> bool:
         """Whether every object that this owner was the last to drop has been deleted, or has an owner again."""
@@ -160,12 +160,14 @@ class DesiredState(Generic[K, V]):
 
     def is_settled(self, owner: ObjectKey) -> bool:
         """Whether all objects that this owner wants are right."""
-        return all(map(self.is_right, self.unsettled_of(owner)))
+        return not self.unsettled or all(map(self.is_right, self.unsettled_of(owner)))
 
-    def unsettled_of(self, owner: ObjectKey) -> Iterator[K]:
+    def unsettled_of(self, owner: ObjectKey) -> Iterable[K]:
         """The unsettled objects that this owner wants; all others that it wants are right."""
-        fewer, more = sorted((self._wanted.get(owner, {}).keys(), self.unsettled.keys()), key=len)
-        return (key for key in fewer if key in more)
+        wanted, unsettled = self._wanted.get(owner, {}), self.unsettled
+        if len(unsettled) < len(wanted):
+            return [key for key in unsettled if key in wanted]
+        return [key for key in wanted if key in unsettled]
 
     async def pending(self) -> AsyncIterator[list[Delta[K, V]]]:
         """The deltas that are yet to be written, in slices, the oldest first; they must not change meanwhile.
@@ -196,12 +198,15 @@ class DesiredState(Generic[K, V]):
             if desired is not None and applied is not None and applied == desired:
                 del self._applied[key]  # an assignment alone would keep the key that a resync has made
                 self._applied[key] = desired
+        if not self.unsettled:
+            self.unsettled.clear()  # an emptied dict keeps its table, which may be as long as all objects
         return deltas
 
     def _remember(self, key: K, value: V | None) -> bool:
         """Store what the kernel has now; returns whether the object is right."""
-        self.touch(self.owners(key))
-        desired = self.desired(key)
+        owners = self._owners.get(key, ())
+        self.touch(owners)
+        desired = self._wanted[owners[-1]][key] if owners else None
         if self._count is not None and (key in self._applied) is (value is None):
             self._count(key, -1 if value is None else 1)
         if value is None:
@@ -215,6 +220,8 @@ class DesiredState(Generic[K, V]):
             self._applied[key] = value
         if is_right := self._is_as_desired(value, desired):
             self.unsettled.pop(key, None)
+            if not self.unsettled:
+                self.unsettled.clear()  # as above
         else:
             self.unsettled.setdefault(key, key)
         return is_right

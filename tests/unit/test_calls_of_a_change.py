@@ -1,17 +1,21 @@
 """How many functions of kroute one changed endpoint costs, from the line of the watch to the writes of the controllers.
 
-A call costs a tenth of a microsecond to some; more than that, it is something to read. The clients of the kernel are
-the fakes, so their calls are not counted.
+And how many one more Service costs at a start, from the decoded objects to the bound address. A call costs a tenth of
+a microsecond to some; more than that, it is something to read. The clients of the kernel are the fakes, so their calls
+are not counted.
 """
 
 import asyncio
+import logging
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
 import msgspec
+import pytest
+import structlog
 
 import kroute
 from kroute.controllers.node_controllers import NodeControllers
@@ -29,6 +33,9 @@ from tests.fakes.node_kernel import FakeNodeKernel
 from tests.unit.fake_node import NODE_IPV4, NODE_IPV6, new_kernel
 
 MOST_CALLS = 325
+MOST_CALLS_OF_A_START = 475
+"""For each Service of 10 endpoints."""
+
 """Comprehensions are no functions, and are not counted."""
 COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 PACKAGE = str(Path(kroute.__file__).parent)
@@ -82,7 +89,7 @@ class SmallAgent:
         raw = read_event(line).object
         item = self._decoder.decode(raw)
         assert not isinstance(item, Malformed)
-        self.take(self._inventory.apply(item, trigger_time(item)))
+        self.take(self._inventory.apply(item.key, item, trigger_time(item)))
         for _ in range(50):
             await asyncio.sleep(0)
 
@@ -122,3 +129,38 @@ async def test_one_changed_endpoint_costs_few_calls(tmp_path: Path) -> None:
         await running
     counted = calls.by_function
     assert counted.total() <= MOST_CALLS, counted.most_common(50)
+
+
+async def calls_of_a_start(state_dir: Path, count: int) -> Counter[str]:
+    """The calls of an agent's start with so many Services, until all are live."""
+    agent, numbers = SmallAgent(state_dir), range(count)
+    services = [service(f"web{number}", f"10.96.{number}.10") for number in numbers]
+    slices = [
+        endpoint_slice(f"web{number}-1", *(f"10.1.{number}.{pod}" for pod in range(10)), of=f"web{number}")
+        for number in numbers
+    ]
+    await agent.clients.open()
+    async with agent.controllers:
+        running = asyncio.create_task(agent.controllers.run())
+        with Calls() as calls:
+            agent.take([*map(Applied, services), *map(Applied, slices), *map(Listed, (Service, EndpointSlice, Node))])
+            await agent.controllers.live()
+        agent.controllers.stop()
+        await running
+    assert len(agent.kernel.virtual_servers) == count
+    return calls.by_function
+
+
+@pytest.fixture
+def _as_an_agent_logs() -> Iterator[None]:
+    """At level info: no line for each of many changes."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.usefixtures("_as_an_agent_logs")
+async def test_one_more_service_at_a_start_costs_few_calls(tmp_path: Path) -> None:
+    few, many = [await calls_of_a_start(tmp_path / str(count), count) for count in (100, 200)]
+    assert (many - few).total() / 100 <= MOST_CALLS_OF_A_START, (many - few).most_common(50)

@@ -21,6 +21,8 @@ from kroute.kernel.ipvs.objects import (
 from kroute.model.plan import Protocol, RealServer, VirtualServer
 from kroute.reconcile.comparison.virtual_servers import is_served_out, options_of, planned_key
 
+_DELETIONS: frozenset[type[object]] = frozenset({DeleteVirtualServer, DeleteRealServer})
+
 
 class Edit(msgspec.Struct, frozen=True):
     """The changes that lead to the desired state, and the real servers that begin to drain.
@@ -40,8 +42,7 @@ class Edit(msgspec.Struct, frozen=True):
     @property
     def takes_away(self) -> bool:
         """Whether it deletes the virtual server or a real server, so that connections lose it."""
-        deleted = [change for change in self.changes if isinstance(change, DeleteVirtualServer | DeleteRealServer)]
-        return len(deleted) > len(self.moved)
+        return sum(map(_DELETIONS.__contains__, map(type, self.changes))) > len(self.moved)
 
 
 def only_takes_away(applied: VirtualServer | None, desired: VirtualServer) -> bool:

@@ -78,12 +78,11 @@ class ServerOrder:
         """
         self._writing(changes)
         failures: list[Failure[IpvsChange]] = []
-        if additions := [change for change in changes if isinstance(change, AddVirtualServer)]:
+        if additions := [change for change in changes if type(change) is AddVirtualServer]:
             failures = await self._ipvs.write(additions)
-            not_added = {failure.change.key for failure in failures}
-            changes = [
-                change for change in changes if not isinstance(change, AddVirtualServer) and change.key not in not_added
-            ]
+            changes = [change for change in changes if type(change) is not AddVirtualServer]
+        if not_added := {failure.change.key for failure in failures}:
+            changes = [change for change in changes if change.key not in not_added]
         if moved:
             keys = {key for key, _ in moved}
             added = {_endpoint_of(change) for change in changes if type(change) is AddRealServer and change.key in keys}
@@ -102,7 +101,7 @@ class ServerOrder:
 
 def apart_from_moves(changes: Sequence[IpvsChange]) -> tuple[Sequence[IpvsChange], Mapping[KernelKey, int]]:
     """The changes that are more than the move of a real server in its list, and how many of these each key has."""
-    moved = {(change.key, change.real_server) for change in changes if isinstance(change, DeleteRealServer)}
+    moved = {(change.key, change.real_server) for change in changes if type(change) is DeleteRealServer}
     if moved:
         moved &= {(change.key, change.real_server) for change in changes if isinstance(change, AddRealServer)}
     if not moved:

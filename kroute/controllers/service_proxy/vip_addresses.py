@@ -113,7 +113,10 @@ class VipAddresses:
         """
 
         def is_free(address: str) -> bool:
-            return any(may_bind(owner, address) for owner in self.desired.owners(address))
+            for owner in self.desired.owners(address):  # noqa: SIM110  asked of every address: a generator costs more
+                if may_bind(owner, address):
+                    return True
+            return False
 
         if not any(map(is_free, self.desired.unsettled)):
             return []

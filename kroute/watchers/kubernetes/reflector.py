@@ -273,7 +273,7 @@ class Reflector:
             key, version = item.key, item.metadata.resource_version
             triggered = trigger_time(item) if listing is None else None
             selected = self._kind.selects(item)
-            self._pending += self._inventory.apply(item, triggered) if selected else self._inventory.delete(key)
+            self._pending += self._inventory.apply(key, item, triggered) if selected else self._inventory.delete(key)
         if listing is not None:
             listing.add(key)
         return version
@@ -307,9 +307,9 @@ class Inventory:
     def __len__(self) -> int:
         return len(self._versions)
 
-    def apply(self, item: KubernetesObject, triggered: float | None = None) -> list[Change]:
+    def apply(self, key: ObjectKey, item: KubernetesObject, triggered: float | None = None) -> list[Change]:
         """Record that the object exists. Returns nothing if this version is known. `triggered` is passed on."""
-        key, version = item.key, item.metadata.resource_version
+        version = item.metadata.resource_version
         if version and self._versions.get(key) == version:
             return []
         self._versions[key] = version
