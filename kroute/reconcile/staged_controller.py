@@ -260,7 +260,8 @@ class StagedController(Controller, Generic[K, V]):
 
     def _touch(self, owners: Iterable[ObjectKey]) -> None:
         self._changes += 1
-        self._touched.update(dict.fromkeys(owners))
+        for owner in owners:
+            self._touched[owner] = None
 
     def _renew(self, before: Plan, plan: Plan) -> None:
         """Note a plan that wants the same as the one before. An older plan would keep its real servers in memory."""

@@ -77,8 +77,8 @@ def edit(
     before = _weights(applied.real_servers if applied else ())
     placements = place(desired, there) if there is not None and desired.scheduler in SCHEDULERS_BY_ORDER else []
     moved = [change.real_server for change in placements if isinstance(change, DeleteRealServer)]
-    changes = _additions(applied, desired, before, draining, placements) if desired.real_servers else []
     after = _weights(desired.real_servers)
+    changes = _additions(applied, desired, before, after, draining, placements) if after else []
     leaving = [real_server for real_server in before if real_server not in after]
     if desired.key.protocol != Protocol.TCP:
         serving = frozenset(desired.leaving)
@@ -94,6 +94,7 @@ def _additions(
     applied: VirtualServer | None,
     desired: VirtualServer,
     before: Mapping[RealServerKey, int],
+    after: Mapping[RealServerKey, int],
     draining: Collection[RealServerKey],
     placements: Collection[AddRealServer | DeleteRealServer],
 ) -> list[IpvsChange]:
@@ -106,7 +107,7 @@ def _additions(
     is_other_way = applied is not None and applied.method != desired.method
     changes += placements
     placed = {change.real_server for change in placements}
-    for real_server, weight in _weights(desired.real_servers).items():
+    for real_server, weight in after.items():
         if real_server in placed:
             continue
         if real_server not in before and real_server not in draining:

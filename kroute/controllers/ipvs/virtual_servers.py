@@ -370,4 +370,5 @@ class _ForeignServers:
 
 def _size(delta: Delta[VirtualServerKey, VirtualServer]) -> int:
     """How many real servers it concerns."""
-    return max(len(server.real_servers) if server is not None else 0 for server in (delta.applied, delta.desired))
+    _, applied, desired = delta
+    return max(len(applied.real_servers) if applied else 0, len(desired.real_servers) if desired else 0)
