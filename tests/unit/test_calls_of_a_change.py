@@ -35,7 +35,6 @@ from tests.unit.fake_node import NODE_IPV4, NODE_IPV6, new_kernel
 MOST_CALLS = 325
 MOST_CALLS_OF_A_START = 475
 """For each Service of 10 endpoints."""
-
 """Comprehensions are no functions, and are not counted."""
 COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 PACKAGE = str(Path(kroute.__file__).parent)

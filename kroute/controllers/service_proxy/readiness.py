@@ -173,6 +173,7 @@ class Readiness:
         `are_servers_right` says whether the kernel has all virtual servers of a Service.
         """
         late: list[ObjectKey] = []
+        now: float | None = None
         for number, waiting in enumerate(cut(list(self._waiting.items()))):
             if number:
                 await asyncio.sleep(0)
@@ -183,7 +184,7 @@ class Readiness:
                     late.append(key)
                     del self._waiting[key]
                 elif wait.since is None:
-                    wait.since = clock()
+                    wait.since = now = clock() if now is None else now
         if not self._waiting:
             self._waiting.clear()  # an emptied dict keeps its table
         if late:
