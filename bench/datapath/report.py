@@ -32,10 +32,15 @@ class _Runs:
         run = self._found.get((proxy, services))
         return run["ways"][name] if run is not None and run["start"] is not None else None
 
-    def extra(self, proxy: str, services: int, name: str, what: str) -> float | None:
-        """Seconds of processor time of a call beyond that to a pod's address on a node without a proxy."""
-        figures, floor = self.way(proxy, services, name), self.floor.get(WAYS[name].floor or name)
-        return None if figures is None or floor is None else figures[what]["cpu"] - floor[what]["cpu"]
+    def cost(self, proxy: str, services: int, name: str, what: str) -> float | None:
+        """Seconds of processor time of a call, of one to a Service beyond that to a pod's address on the same node.
+
+        What the host does meanwhile, and how fast its processor is in that minute, is in both.
+        """
+        figures, floor = self.way(proxy, services, name), self.way(proxy, services, WAYS[name].floor or name)
+        if figures is None or floor is None:
+            return None
+        return figures[what]["cpu"] - (floor[what]["cpu"] if WAYS[name].floor else 0.0)
 
 
 def charts(result: Result) -> dict[str, str]:
@@ -64,8 +69,8 @@ def markdown(result: Result, charts_from_page: str) -> str:
             f"Measured {result['when']} at `{result['commit']}` on {result['lab']}, {result['cores']} of the host's"
             f" cores; the host's load was {result['load_before']:.1f} before and {result['load_after']:.1f} after."
             f" {result['rounds']} rounds of {result['connections']} connections and {result['requests']:,} requests by"
-            f" each way. Microseconds of the node's processor in the cheapest round, beyond those of a"
-            f" pod's own address without a proxy, at {sizes} Services:"
+            f" each way. Microseconds of the node's processor in the cheapest round, those of Services beyond a pod's"
+            f" own address on the same node, at {sizes} Services:"
         ),
         *_costs(runs, "one new connection", "connect"),
         *_costs(runs, "one request on a kept connection", "request"),
@@ -86,7 +91,7 @@ def _costs(runs: _Runs, title: str, what: str) -> list[str]:
     lines = ["", f"| {title} | {' | '.join(['no proxy', *titles])} | best of kroute - best of kube-proxy |"]
     lines.append("|---|" + "---:|" * (len(titles) + 2))
     for name, way in WAYS.items():
-        columns = [[runs.extra(proxy, size, name, what) for size in runs.sizes] for proxy in runs.proxies]
+        columns = [[runs.cost(proxy, size, name, what) for size in runs.sizes] for proxy in runs.proxies]
         cells = [" / ".join(_micro(it) for it in column) for column in columns]
         row = (way.title, _floor(runs, name, way, what), *cells, _apart(runs, name, what))
         lines.append(f"| {' | '.join(row)} |")
@@ -101,7 +106,7 @@ def _apart(runs: _Runs, name: str, what: str) -> str:
     """By how much kroute's least differs from kube-proxy's, at the greatest size that both have."""
     for size in reversed(runs.sizes):
         least = [
-            min((it for proxy in kind if (it := runs.extra(proxy, size, name, what)) is not None), default=None)
+            min((it for proxy in kind if (it := runs.cost(proxy, size, name, what)) is not None), default=None)
             for kind in (KROUTE, KUBE_PROXY)
         ]
         own, other = least
