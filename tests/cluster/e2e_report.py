@@ -22,7 +22,8 @@ _HEAD = """
 `e2e.test` of Kubernetes {version}, against a real cluster of three nodes in three zones in the lab (kube-apiserver,
 kubelet, containerd), with each proxy in turn. `make e2e` runs it and writes this section, which has the last outcome of
 each case and the number of its run. What fails with kube-proxy as well is the cluster's. What is not run with a proxy
-says so.
+says so. The case that fails with IPv6 alone does so with kube-proxy's IPVS mode, too: with br_netfilter, which the
+pods' bridges need, [IPVS refuses IPv6 datagrams above the MTU](kernel-facts.md).
 """
 
 
