@@ -33,14 +33,9 @@ class _Runs:
         return run["ways"][name] if run is not None and run["start"] is not None else None
 
     def cost(self, proxy: str, services: int, name: str, what: str) -> float | None:
-        """Seconds of processor time of a call, of one to a Service beyond that to a pod's address on the same node.
-
-        What the host does meanwhile, and how fast its processor is in that minute, is in both.
-        """
-        figures, floor = self.way(proxy, services, name), self.way(proxy, services, WAYS[name].floor or name)
-        if figures is None or floor is None:
-            return None
-        return figures[what]["cpu"] - (floor[what]["cpu"] if WAYS[name].floor else 0.0)
+        """Seconds of processor time of a call."""
+        figures = self.way(proxy, services, name)
+        return None if figures is None else figures[what]["cpu"]
 
 
 def charts(result: Result) -> dict[str, str]:
@@ -69,8 +64,8 @@ def markdown(result: Result, charts_from_page: str) -> str:
             f"Measured {result['when']} at `{result['commit']}` on {result['lab']}, {result['cores']} of the host's"
             f" cores; the host's load was {result['load_before']:.1f} before and {result['load_after']:.1f} after."
             f" {result['rounds']} rounds of {result['connections']} connections and {result['requests']:,} requests by"
-            f" each way. Microseconds of the node's processor in the cheapest round, those of Services beyond a pod's"
-            f" own address on the same node, at {sizes} Services:"
+            f" each way. Microseconds of the node's processor in the cheapest round, those of both ends included, at"
+            f" {sizes} Services:"
         ),
         *_costs(runs, "one new connection", "connect"),
         *_costs(runs, "one request on a kept connection", "request"),
