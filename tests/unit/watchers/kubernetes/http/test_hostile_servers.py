@@ -334,12 +334,12 @@ class TestSlowAnswers:
 
     @staticmethod
     async def asked(*sent: bytes, every: float, last: bytes = b"") -> tuple[str, float]:
-        """What a GET ends with, and after how many seconds. After `sent`, `last` is sent again and again."""
+        """What a GET ends with, and after how many seconds. After `sent`, `last` is sent again and again, if any."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with suppress(OSError, asyncio.IncompleteReadError):
                 await reader.readuntil(b"\r\n\r\n")
-                for piece in itertools.chain(sent, itertools.repeat(last)):
+                for piece in itertools.chain(sent, itertools.repeat(last) if last else ()):
                     writer.write(piece)
                     await writer.drain()
                     await asyncio.sleep(every)
