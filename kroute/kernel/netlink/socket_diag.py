@@ -77,8 +77,8 @@ def _take_ports(netlink: socket.socket, found: set[int]) -> bool:
     """Add the ports of a dump; returns whether the kernel has dumped all."""
     while True:
         for kind, _flags, _sequence, payload in iterate_messages(netlink.recv(_RECEIVED_AT_ONCE)):
-            if kind in {NLMSG_DONE, NLMSG_ERROR}:
-                return kind == NLMSG_DONE
+            if kind in {NLMSG_DONE, NLMSG_ERROR}:  # the end of a dump has an error number, too: without tcp_diag ENOENT
+                return kind == NLMSG_DONE and not any(payload[:4])
             found.add(int(_ID.unpack_from(_ANSWER.unpack_from(payload)[4])[0]))
 
 
