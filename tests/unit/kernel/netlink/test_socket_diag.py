@@ -91,3 +91,10 @@ def test_the_ports_of_all_listeners_are_known_and_no_others(pair: Pair) -> None:
         assert set(many) <= (listening_ports() or set())  # in several parts
     pair.listener.close()
     assert listens not in (listening_ports() or set())
+
+
+def test_a_kernel_without_the_module_for_a_protocol_does_not_say_that_nobody_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "IPPROTO_TCP", 200)  # sock_diag has no module for it
+    assert listening_ports() is None
