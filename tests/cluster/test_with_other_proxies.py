@@ -166,8 +166,11 @@ def nodes_that_wait(cluster: Cluster, name: str) -> set[str]:
 
 
 def written(cluster: Cluster) -> dict[str, Footprint]:
-    """What each node's kernel has; the agent's own directory is there while it waits."""
-    return {node: {**found, "state": []} for node, found in footprint.of_nodes(cluster).items()}
+    """What each node's kernel has but what kube-proxy deletes when it has drained, and the directory of the agent."""
+    return {
+        node: {**found, "state": [], "virtual servers": [it for it in found["virtual servers"] if "-w 0" not in it]}
+        for node, found in footprint.of_nodes(cluster).items()
+    }
 
 
 def serves_alone(cluster: Cluster) -> None:
