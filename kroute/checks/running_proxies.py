@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from kroute.base.backoff import exhaustion
 from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES
+from kroute.kernel.netlink.socket_diag import listening_ports
 
 CILIUM, ANTREA, CALICO = "Cilium", "Antrea", "Calico's eBPF data plane"
 UNKNOWN = "another service proxy"
@@ -85,8 +86,10 @@ async def signs_of_life(*, ours: Collection[int] = (), processes: Path | None = 
     """
     of_processes, routers = _by_processes(processes) if processes is not None else ([], set())
     signs: list[Sign] = []
-    links = {name for _, name in socket.if_nameindex()}
-    for listener in LISTENERS if _is_loopback_up() else ():
+    open_ports = listening_ports()  # None: not known
+    candidates = [listener for listener in LISTENERS if open_ports is None or listener.port in open_ports]
+    links = {name for _, name in socket.if_nameindex()} if candidates else set()
+    for listener in candidates if candidates and _is_loopback_up() else ():
         is_without_link = listener.links and links.isdisjoint(listener.links)
         if listener.proxy in routers or listener.port in ours or is_without_link:
             continue

@@ -63,6 +63,7 @@ def listening_ports() -> frozenset[int] | None:
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG) as netlink:
             netlink.setblocking(False)
+            netlink.bind((0, 0))  # until a socket has a number, a tracer cannot tell of which protocol it is
             for family in (socket.AF_INET, socket.AF_INET6):
                 question = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, 1 << _LISTEN)
                 netlink.send(message(_SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, question + bytes(_ID.size + len(_ID_REST))))
