@@ -18,7 +18,7 @@ from bench.workload import Workload
 
 pytestmark = pytest.mark.legacy  # the batch tools in C that it measures are ipset and iptables
 SIZE = 20
-LENGTHS = Lengths(changes=10, services=2, weights=5, storm=2.0, idle=1.0, calm=0.1, rest=0.1)
+LENGTHS = Lengths(changes=10, services=2, weights=5, storm=2.0, hurricane=0.5, idle=1.0, calm=0.1, rest=0.1)
 
 
 async def the_last_of(results: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
