@@ -2,7 +2,7 @@
 
 import re
 
-from tests.cluster.machines import Cluster
+from tests.cluster.machines import Cluster, Host
 
 COMMANDS = {
     "virtual servers": "ipvsadm -Sn",
@@ -32,6 +32,16 @@ def of_nodes(cluster: Cluster) -> dict[str, Footprint]:
         }
         for name, node in cluster.nodes.items()
     }
+
+
+def at_rest(cluster: Cluster) -> dict[str, Footprint]:
+    """The same once no real server drains: what earlier tests have left does until its last connection is forgotten."""
+
+    def drains(node: Host) -> bool:
+        return "-w 0" in cluster.on(node, COMMANDS["virtual servers"])
+
+    cluster.wait_until("nothing drains", lambda: not any(map(drains, cluster.nodes.values())))
+    return of_nodes(cluster)
 
 
 def in_order(found: dict[str, Footprint]) -> dict[str, dict[str, list[list[str]]]]:

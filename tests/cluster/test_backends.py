@@ -34,7 +34,7 @@ def are_those_of(cluster: Cluster, backend: str) -> None:
 @pytest.mark.usefixtures("kept")
 def test_another_backend_and_back_cost_no_call_and_no_connection(cluster: Cluster, web: Web) -> None:
     are_those_of(cluster, "nftables")
-    kernels = footprint.of_nodes(cluster)
+    kernels = footprint.at_rest(cluster)
     with open_streams(cluster), web.under_load():
         for backend in ("iptables", "nftables"):
             upgrade(cluster, *TOOLS, "--set", f"settings.firewall={backend}")

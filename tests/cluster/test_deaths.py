@@ -17,7 +17,7 @@ KILLS = 50
 
 @pytest.mark.usefixtures("kept")
 def test_evicted_by_the_api_it_comes_back_as_another_pod(cluster: Cluster, web: Web) -> None:
-    before, kernels = agents(cluster), footprint.of_nodes(cluster)
+    before, kernels = agents(cluster), footprint.at_rest(cluster)
     with open_streams(cluster), web.under_load():
         for node in before:
             evict(cluster, node)
@@ -33,7 +33,7 @@ def test_evicted_by_the_api_it_comes_back_as_another_pod(cluster: Cluster, web: 
 
 @pytest.mark.usefixtures("kept")
 def test_ended_by_the_kernel_when_its_container_is_out_of_memory_it_comes_back(cluster: Cluster, web: Web) -> None:
-    before, kernels = agents(cluster), footprint.of_nodes(cluster)
+    before, kernels = agents(cluster), footprint.at_rest(cluster)
     with open_streams(cluster), web.under_load():
         for agent in before.values():
             too_much = "python3 -c 'b\"x\" * (1 << 30)'"
@@ -56,7 +56,7 @@ def test_ended_by_the_kernel_when_its_container_is_out_of_memory_it_comes_back(c
 def test_killed_a_hundred_times_it_writes_nothing(
     cluster: Cluster, web: Web, record_property: Callable[[str, object], None]
 ) -> None:
-    kernels = footprint.of_nodes(cluster)
+    kernels = footprint.at_rest(cluster)
     with open_streams(cluster), web.under_load() as calls:
         for _ in range(KILLS):
             before = agents(cluster)
@@ -77,7 +77,7 @@ def test_killed_a_hundred_times_it_writes_nothing(
 @pytest.mark.usefixtures("kept")
 def test_while_a_quota_refuses_its_pod_its_node_serves_and_status_says_so(cluster: Cluster, web: Web) -> None:
     node, agent = next(iter(agents(cluster).items()))
-    kernels = footprint.of_nodes(cluster)
+    kernels = footprint.at_rest(cluster)
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",

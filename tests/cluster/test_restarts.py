@@ -17,7 +17,7 @@ Record = Callable[[str, object], None]
 def test_a_rollout_restart_costs_no_call_and_writes_nothing(
     cluster: Cluster, web: Web, record_property: Record
 ) -> None:
-    before, kernels = agents(cluster), footprint.of_nodes(cluster)
+    before, kernels = agents(cluster), footprint.at_rest(cluster)
     with web.under_load() as calls:
         cluster.kubectl("--namespace", "kube-system", "rollout", "restart", "daemonset/kroute")
         rolls_out(cluster)
@@ -51,7 +51,7 @@ def test_a_rollout_of_the_pods_costs_no_call(cluster: Cluster, web: Web) -> None
 
 
 def test_a_killed_agent_is_started_again_and_writes_nothing(cluster: Cluster, web: Web) -> None:
-    before, kernels = agents(cluster), footprint.of_nodes(cluster)
+    before, kernels = agents(cluster), footprint.at_rest(cluster)
     with web.under_load():
         for node in cluster.nodes.values():
             cluster.on(node, "pkill -KILL -f 'kroute run'")

@@ -172,7 +172,7 @@ def test_a_pod_that_is_not_ready_is_published_if_its_service_says_so(cluster: Cl
 
 
 def test_nothing_is_written_for_headless_services(cluster: Cluster, web: Web) -> None:
-    before = footprint.of_nodes(cluster)
+    before = footprint.at_rest(cluster)
     headless: Object = {"clusterIP": "None", "selector": {"app": "web"}}
     with cluster.having(service("headless", **headless), service("endless", **{**headless, "selector": None})):
         cluster.wait_until("it has endpoints of both families", lambda: len(slices(cluster, "headless")) == 2)

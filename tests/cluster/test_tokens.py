@@ -56,7 +56,7 @@ def expiries(cluster: Cluster) -> dict[str, int]:
 @pytest.mark.usefixtures("kept")
 def test_agents_whose_account_was_deleted_serve_on_and_say_that_they_are_refused(cluster: Cluster, web: Web) -> None:
     """A token of a deleted account stays refused when the account is made again: the pods are to be made again, too."""
-    kernels = footprint.of_nodes(cluster)
+    kernels = footprint.at_rest(cluster)
     with open_streams(cluster), web.under_load():
         cluster.kubectl(*SYSTEM, "delete", "serviceaccount", "kroute")
         for node in cluster.nodes.values():

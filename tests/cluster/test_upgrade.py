@@ -21,7 +21,7 @@ RULES = {"rules.written", "set_entry.added", "set_entry.removed"}
 def test_helm_takes_over_the_previous_release_and_no_connection_is_lost(cluster: Cluster, web: Web) -> None:
     if said := previous.missing():
         pytest.skip(said)
-    kernels, pods = footprint.of_nodes(cluster), pod_of(cluster)
+    kernels, pods = footprint.at_rest(cluster), pod_of(cluster)
     uninstall(cluster)
     previous.install(cluster)
     assert versions(cluster) == {previous.VERSION}
