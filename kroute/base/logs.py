@@ -39,23 +39,21 @@ class RecentEvent(msgspec.Struct, frozen=True):
 
 
 class RecentEvents:
-    """The last `count` events of the log. They become text when somebody asks for them."""
+    """The last `count` events of the log, as text: a field may hold a list of many long values."""
 
     def __init__(self, count: int) -> None:
-        self._events: deque[tuple[float, Mapping[str, Any]]] = deque(maxlen=count)
+        self._events: deque[RecentEvent] = deque(maxlen=count)
 
     @property
     def newest_first(self) -> Collection[RecentEvent]:
-        return [_recent_event(now, event) for now, event in reversed(self._events)]
+        return list(reversed(self._events))
 
     def remember(self, event: Mapping[str, Any], now: float) -> None:
         """Remember an event that was logged at the Unix time `now`."""
-        self._events.append((now, dict(event)))
-
-
-def _recent_event(now: float, event: Mapping[str, Any]) -> RecentEvent:
-    details = " ".join([f"{name}={value}" for name, value in event.items() if name not in _APART])
-    return RecentEvent(now, str(event.get("level", "")), str(event["event"]), details[:LONGEST_DETAILS])
+        details = " ".join([f"{name}={value}" for name, value in event.items() if name not in _APART])
+        self._events.append(
+            RecentEvent(now, str(event.get("level", "")), str(event["event"]), details[:LONGEST_DETAILS])
+        )
 
 
 RECENT = RecentEvents(200)

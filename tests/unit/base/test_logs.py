@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from kroute.base.logs import LONGEST_FIELD, RECENT, bounded, stamped
+from kroute.base.logs import LONGEST_FIELD, RECENT, RecentEvents, bounded, stamped
 
 
 def logged(value: object) -> object:
@@ -79,3 +79,10 @@ def test_lines_that_belong_together_are_written_at_once() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[2, 1]\n"
+
+
+def test_a_remembered_event_keeps_none_of_its_fields() -> None:
+    events, addresses = RecentEvents(1), ["192.0.2.1"]
+    events.remember({"event": "vip.bound", "addresses": addresses}, 0.0)
+    addresses.clear()
+    assert [it.details for it in events.newest_first] == ["addresses=['192.0.2.1']"]
