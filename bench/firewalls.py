@@ -73,9 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.firewalls", description=__doc__)
     parser.add_argument("--services", type=int, action="append", help=f"default: {SIZES}")
     parser.add_argument("--runs", type=int, default=RUNS, help="of each size with each backend")
-    parser.add_argument("--publish", action="store_true", help=f"put the tables into {PAGE.name}")
-    parser.add_argument("--again", action="store_true", help="measure nothing, write the last result again")
-    parser.add_argument("--output", type=Path, default=FILE, help="the file of the results")
+    page.add_options(parser, PAGE, FILE)
     chosen = parser.parse_args()
     plan = Plan(chosen.services or SIZES, ENDPOINTS, lengths.QUICK, COMPARED_PHASES, chosen.runs, FIREWALLS)
     if not chosen.again:

@@ -11,7 +11,6 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.phases.changes import updates
@@ -90,9 +89,7 @@ def main() -> None:
     """Measure, and write the results."""
     parser = argparse.ArgumentParser(prog="bench.unasked", description=__doc__)
     parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("--publish", action="store_true", help=f"put the table into {PAGE.name}")
-    parser.add_argument("--again", action="store_true", help="measure nothing, write the last result again")
-    parser.add_argument("--output", type=Path, default=FILE, help="the file of the results")
+    page.add_options(parser, PAGE, FILE)
     chosen = parser.parse_args()
     if not chosen.again:
         try:

@@ -37,9 +37,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--connections", type=int, default=400, help="new ones by each way in a round")
     parser.add_argument("--requests", type=int, default=1000, help="by each way in a round, on one connection")
-    parser.add_argument("--publish", action="store_true", help=f"put the tables and the chart into {PAGE.name}")
-    parser.add_argument("--again", action="store_true", help="measure nothing, write the last result again")
-    parser.add_argument("--output", type=Path, default=FILE, help="the file of the results")
+    page.add_options(parser, PAGE, FILE)
     chosen = parser.parse_args()
     if not chosen.again:
         try:

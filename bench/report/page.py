@@ -1,5 +1,6 @@
 """A result as Markdown, and its places in docs/performance.md: the headline on top, all figures further down."""
 
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,13 @@ def publish(result: Result, page: Path, charts_from_page: str) -> None:
     put_between(page, HEADLINE, headline_text(result))
     images = "\n".join(f"![{name.removesuffix('.svg')}]({charts_from_page}/{name})" for name in charts(result))
     put_between(page, FIGURES, f"{figures_text(result)}\n{images}\n")
+
+
+def add_options(parser: ArgumentParser, page: Path, file: Path) -> None:
+    """The options of a bench that has a file of results and a part of the page of its own."""
+    parser.add_argument("--publish", action="store_true", help=f"put the tables and charts into {page.name}")
+    parser.add_argument("--again", action="store_true", help="measure nothing, write the last result again")
+    parser.add_argument("--output", type=Path, default=file, help="the file of the results")
 
 
 def put_between(page: Path, between: tuple[str, str], text: str) -> None:

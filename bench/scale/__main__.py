@@ -40,9 +40,7 @@ def main() -> None:
     parser.add_argument("--peer-churn", type=float, default=60.0, help="seconds of churn that the others have")
     parser.add_argument("--changes", type=int, default=7, help="single changes")
     parser.add_argument("--proxies", default=",".join(PROXIES), help="which, in this order")
-    parser.add_argument("--publish", action="store_true", help=f"put the table into {PAGE.name}")
-    parser.add_argument("--again", action="store_true", help="measure nothing, write the last result again")
-    parser.add_argument("--output", type=Path, default=FILE, help="the file of the results")
+    page.add_options(parser, PAGE, FILE)
     chosen = parser.parse_args()
     if not chosen.again:
         _measure(chosen)
