@@ -20,6 +20,9 @@ OF_PODS = re.compile(
 )
 """The table of the plugin portmap, in which kroute has nothing, and lines that come and go with pods and time."""
 
+DRAINS = "-w 0"
+"""What the line of a real server has that drains."""
+
 Footprint = dict[str, list[str]]
 
 
@@ -38,7 +41,7 @@ def at_rest(cluster: Cluster) -> dict[str, Footprint]:
     """The same once no real server drains: what earlier tests have left does until its last connection is forgotten."""
 
     def drains(node: Host) -> bool:
-        return "-w 0" in cluster.on(node, COMMANDS["virtual servers"])
+        return DRAINS in cluster.on(node, COMMANDS["virtual servers"])
 
     cluster.wait_until("nothing drains", lambda: not any(map(drains, cluster.nodes.values())))
     return of_nodes(cluster)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.cluster import footprint, proxies, streams
 from tests.cluster.agents import SYSTEM
-from tests.cluster.footprint import Footprint
+from tests.cluster.footprint import DRAINS, Footprint
 from tests.cluster.installation import CHART, IMAGE, begin, rolls_out, upgrade
 from tests.cluster.machines import Cluster
 from tests.cluster.proxies import KUBE_PROXY, KUBE_ROUTER
@@ -168,8 +168,8 @@ def nodes_that_wait(cluster: Cluster, name: str) -> set[str]:
 def written(cluster: Cluster) -> dict[str, Footprint]:
     """What each node's kernel has but what kube-proxy deletes when it has drained, and the directory of the agent."""
     return {
-        node: {**found, "state": [], "virtual servers": [it for it in found["virtual servers"] if "-w 0" not in it]}
-        for node, found in footprint.of_nodes(cluster).items()
+        node: {**it, "state": [], "virtual servers": [each for each in it["virtual servers"] if DRAINS not in each]}
+        for node, it in footprint.of_nodes(cluster).items()
     }
 
 
