@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from bench.phases.changes import additions_and_deletions, updates, weights
 from bench.phases.lengths import Lengths
-from bench.phases.rest import idle
+from bench.phases.rest import at_rest, idle
 from bench.phases.session import Session
 from bench.phases.start import start
 from bench.phases.storm import HURRICANE, STORM, storm
@@ -35,7 +35,8 @@ Say = Callable[[str], None]
 class Plan(NamedTuple):
     """What is measured: `runs` times each of these sizes (Services) with each firewall backend, in turn.
 
-    `wanted` are names of PHASES; `cold` is always made.
+    `wanted` are names of PHASES; `cold` is always made. Idling, which takes five minutes and hardly varies, is measured
+    in the last of the runs only: two minutes after the cold start, and two after the warm restart.
     """
 
     sizes: Sequence[int]
@@ -57,7 +58,8 @@ async def run(plan: Plan, say: Say) -> AsyncIterator[dict[str, Any]]:
         async with node_under_test() as node:
             result["lab"] = node.lab
             workload = Workload(services, plan.endpoints)
-            measurement = _Measurement(node, workload, firewall, plan, say)
+            seldom = set() if number == plan.runs - 1 else {"idle"}
+            measurement = _Measurement(node, workload, firewall, plan._replace(wanted=plan.wanted - seldom), say)
             result["runs"].append({"number": number, **await measurement.figures()})
         result["load_after"] = os.getloadavg()[0]
         yield result
@@ -109,6 +111,7 @@ class _Measurement:
     async def _changes(self, session: Session, empty: float) -> None:
         """Measure the changes of the first agent, and stop it. `empty` is what an empty node uses at rest."""
         lengths = self._plan.lengths
+        settling = await at_rest(session, lengths.idle) if self._wants("idle") else {}
         await session.calibrate(lengths.calm)
         if self._wants("update"):
             self._done(update=await updates(session, lengths))
@@ -120,6 +123,8 @@ class _Measurement:
         await self._stop()
         await session.calibrate(lengths.rest if self._wants("idle") else lengths.calm)
         self._done(kernel={"cpu_share": session.baseline - empty})
+        if settling:
+            self._done(settling={**settling, "cpu_share": settling["node_share"] - session.baseline})
 
     async def _stop(self) -> None:
         """Stop the agent, and print the profile if it was sampled."""
