@@ -46,7 +46,7 @@ conformance: ## run the Kubernetes end-to-end tests that concern a proxy, and wr
 	@KROUTE_LAB_THOROUGH=1 .venv/bin/python -m tests.conformance $(ARGS)
 
 bench: ## measure kroute, and write docs/performance.md (ONLY=headline, ONLY=datapath: a part; QUICK=1: a few minutes, no page)
-	@scripts/setup lab
+	@scripts/setup bench
 	@$(if $(filter datapath,$(ONLY)),,.venv/bin/python -m bench $(if $(QUICK),--quick,--publish) $(if $(ONLY),--only $(ONLY)) $(ARGS))
 	@$(if $(filter datapath,$(ONLY)),.venv/bin/python -m bench.datapath --publish $(ARGS))
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.datapath --publish)

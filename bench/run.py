@@ -56,7 +56,7 @@ async def run(plan: Plan, say: Say) -> AsyncIterator[dict[str, Any]]:
     result: dict[str, Any] = {**circumstances(), **plan.lengths._asdict(), "runs": []}
     for number, services, firewall in itertools.product(range(plan.runs), plan.sizes, plan.firewalls):
         async with node_under_test() as node:
-            result["lab"] = node.lab
+            result["lab"], result["python"] = node.lab, node.python
             workload = Workload(services, plan.endpoints)
             seldom = set() if number == plan.runs - 1 else {"idle"}
             measurement = _Measurement(node, workload, firewall, plan._replace(wanted=plan.wanted - seldom), say)

@@ -79,7 +79,7 @@ async def measure(runs: int) -> dict[str, Any]:
             await updates(session, QUICK)
             await node.ask("stop")
             found = shares(json.loads((node.shared / "profile.json").read_text()))
-            result["lab"] = node.lab
+            result["lab"], result["python"] = node.lab, node.python
             result["runs"].append({"number": number, "services": SERVICES, "firewall": FIREWALLS[0], "shares": found})
             print(f"{time.strftime('%H:%M:%S')} {found}", flush=True)
     return {**result, "load_after": circumstances()["load_before"]}

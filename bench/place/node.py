@@ -39,12 +39,13 @@ class RunnerError(Exception):
 class NodeUnderTest:
     """Sends requests to the node's runner (bench/place/runner.py), one at a time.
 
-    `shared` is a directory that both see. `lab` says what kind of lab it is, and which kernel the node has.
+    `shared` is a directory that both see. `lab` says what kind of lab it is, and which kernel the node has; `python` is
+    the version of the agent's interpreter.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shared: Path, process: int) -> None:
         self.shared = shared
-        self.lab = ""
+        self.lab = self.python = ""
         self._reader = reader
         self._writer = writer
         self._process = process
@@ -101,7 +102,7 @@ async def node_under_test() -> AsyncIterator[NodeUnderTest]:
         reader, writer = await _connect()
         stack.callback(writer.close)
         node = NodeUnderTest(reader, writer, shared, process)
-        node.lab = await node.ask("kernel")
+        node.lab, node.python = await node.ask("kernel"), await node.ask("python")
         yield node
 
 

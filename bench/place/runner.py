@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from bench.place.host import kernel_name
 from bench.scale import looks
 from kroute.inspect import agent_socket
 from kroute.watchers.kubernetes.authentication import service_account
+from tests.lab.places import PROJECT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,6 +36,12 @@ _READY_LOGGED = '"kroute.ready"'
 _LINE_LIMIT = 1 << 26
 _STATE_DIR = "KROUTE_STATE_DIR"
 
+_PROGRAM = PROJECT / ".lab" / "image" / "opt" / "kroute" / "bin"
+_PYTHON = str(_PROGRAM / "python3")
+"""The image's: it has its own packages and their byte code. The interpreter itself is this Debian's, as the image's is.
+"""
+_KROUTE = _PYTHON, str(_PROGRAM / "kroute")
+
 
 class Runner:
     """Each method `do_…` is a command. Its arguments and its answer are JSON."""
@@ -44,7 +52,7 @@ class Runner:
         self._agent: subprocess.Popen[bytes] | None = None
         self._load: subprocess.Popen[str] | None = None
         self._log = shared / "agent.log"
-        self._environment = dict(os.environ)
+        self._environment = _without_pythons(os.environ)
 
     async def do_join(self, host: str, port: int, files: dict[str, str]) -> None:
         """Be a Pod of the cluster with this API server: `files` are those of its service account, by name."""
@@ -54,7 +62,7 @@ class Runner:
         await asyncio.to_thread(subprocess.run, mount, check=True)
         for name, text in files.items():
             (directory / name).write_text(text)
-        self._environment = {**os.environ, service_account.HOST: host, service_account.PORT: str(port)}
+        self._environment |= {service_account.HOST: host, service_account.PORT: str(port)}
 
     async def do_rehearse(self, settings: dict[str, str], within: float) -> None:
         """Run `kroute run` with these variables, without network, until it knows that no API server answers.
@@ -62,9 +70,8 @@ class Runner:
         After that the files of the program are in memory, as they are on a node that has just pulled the image.
         """
         with tempfile.TemporaryDirectory(dir="/run") as state_dir:
-            alone = ["unshare", "--net", sys.executable, "-m", "kroute", "run"]
             agent = await asyncio.create_subprocess_exec(
-                *alone,
+                *("unshare", "--net", *_KROUTE, "run"),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env={**self._environment, **settings, _STATE_DIR: state_dir},
@@ -76,14 +83,16 @@ class Runner:
                 await agent.communicate()
 
     async def do_start(self, settings: dict[str, str], profile: bool) -> float:
-        """Start `kroute run` with these variables and an empty log. Returns the Unix time just before the start."""
+        """Start `kroute run` with these variables and an empty log. Returns the Unix time just before the start.
+
+        With `profile` it is the tree's, whose functions are sampled.
+        """
         (self._state_dir / "ready").unlink(missing_ok=True)
-        module = ["bench.place.sampling", str(self._shared / "profile")] if profile else ["kroute"]
+        program = [_PYTHON, "-m", "bench.place.sampling", str(self._shared / "profile")] if profile else _KROUTE
         with self._log.open("wb") as log:
             started = time.time()
             environment = {**self._environment, **settings, _STATE_DIR: str(self._state_dir)}
-            command = [sys.executable, "-m", *module, "run"]
-            self._agent = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            self._agent = subprocess.Popen([*program, "run"], stdout=log, stderr=log, env=environment)
         return started
 
     async def do_launch(self, argv: list[str]) -> float:
@@ -118,11 +127,14 @@ class Runner:
     async def do_kroute(self, settings: dict[str, str], arguments: list[str]) -> list[Any]:
         """Run a command of kroute's with these variables. Returns its exit code and its output."""
         environment = {**self._environment, **settings, _STATE_DIR: str(self._state_dir)}
-        command = [sys.executable, "-m", "kroute", *arguments]
         done = await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, check=False, env=environment
+            subprocess.run, [*_KROUTE, *arguments], capture_output=True, text=True, check=False, env=environment
         )
         return [done.returncode, done.stdout + done.stderr]
+
+    async def do_python(self) -> str:
+        """The version of the image's interpreter."""
+        return (await self.do_command([_PYTHON, "-c", "import platform; print(platform.python_version())"])).strip()
 
     async def do_command(self, argv: list[str]) -> str:
         """Run a command, and return what it has written."""
@@ -234,6 +246,12 @@ class Runner:
             if process is not None and process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+def _without_pythons(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that an agent has of Python's: that of the image."""
+    own = {name: text for name, text in variables.items() if not name.startswith("PYTHON")}
+    return {**own, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 async def main(shared: Path, state_dir: Path) -> None:

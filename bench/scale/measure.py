@@ -64,7 +64,7 @@ async def run(plan: Plan, directory: Path, say: Say) -> AsyncIterator[dict[str, 
                 await api.create(_new(it) for it in workload.objects())
                 say(f"the API server has all objects after {time.monotonic() - began:.0f} s")
             found[name] = await _Measurement(node, api, name, plan, workload, replaced, say).figures()
-            found[name]["lab"] = node.lab
+            found[name] |= {"lab": node.lab, "python": node.python}
         yield found
 
 

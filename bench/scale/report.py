@@ -49,10 +49,10 @@ def markdown(result: Mapping[str, Any]) -> str:
     """A column for each proxy."""
     found: Mapping[str, Figures] = result["proxies"]
     titles = [PROXIES[name].title for name in found]
-    lab = next(iter(found.values()))["lab"]
+    first = next(iter(found.values()))
     lines = [
         (
-            f"Measured {result['when']} at `{result['commit']}`, Python {result['python']}, on {lab},"
+            f"Measured {result['when']} at `{result['commit']}`, Python {first['python']}, on {first['lab']},"
             f" {result['cores']} of the host's cores; the host's load was {result['load_before']:.1f} before and"
             f" {result['load_after']:.1f} after."
         ),

@@ -39,11 +39,11 @@ def a_column(**others: object) -> dict[str, object]:
         "missed": 0,
     }
     sizes = {"rss_first": 41 << 20, "rss_last": 42 << 20, "rss_peak": 43 << 20}
-    return {**figures, **churn, **sizes, "away": 9.5, "plan_differs": "", "lab": "a lab", **others}
+    return {**figures, **churn, **sizes, "away": 9.5, "plan_differs": "", "lab": "a lab", "python": "3", **others}
 
 
 def a_result(**proxies: object) -> dict[str, object]:
-    run = {"when": "now", "commit": "c", "python": "3", "cores": 2, "load_before": 0.1, "load_after": 0.2}
+    run = {"when": "now", "commit": "c", "cores": 2, "load_before": 0.1, "load_after": 0.2}
     return {**run, "services": 5000, "endpoints": 10, "nodes": 100, "proxies": proxies}
 
 
