@@ -19,7 +19,6 @@ from tests.lab.vm.machine import MachineError
 
 RESULTS = PROJECT / "bench" / "results"
 QUICK_RESULTS = RESULTS / "quick"
-PAGE = PROJECT / "docs" / "performance.md"
 SIZES = (100, 1000, 10000)
 QUICK_SIZES = (100, 1000)
 
@@ -40,7 +39,7 @@ def main() -> None:
     parser.add_argument("--firewall", choices=FIREWALLS, default=FIREWALLS[0], help="the node's backend")
     parser.add_argument("--profile", action="store_true", help="sample the stacks of the agents")
     parser.add_argument("--output", type=Path, help="directory for the results; default: bench/results")
-    parser.add_argument("--publish", action="store_true", help=f"put the tables and charts into {PAGE.name}")
+    parser.add_argument("--publish", action="store_true", help="put the tables and charts into docs/")
     parser.add_argument(
         "--again", action="store_true", help="measure nothing: write the last result's tables and charts"
     )
@@ -56,7 +55,7 @@ def main() -> None:
     result = json.loads(file.read_text())
     page.write(result, output)
     if chosen.publish:
-        page.publish(result, PAGE, os.path.relpath(output, PAGE.parent))
+        page.publish(result, output)
     print(f"{page.headline_text(result)}\n{page.figures_text(result)}")
 
 

@@ -21,7 +21,6 @@ from tests.lab.places import PROJECT
 from tests.lab.vm.machine import MachineError
 
 FILE = PROJECT / "bench" / "results" / "firewalls.json"
-PAGE = PROJECT / "docs" / "performance.md"
 MARKS = page.marks("firewalls")
 
 SIZES = (1000,)
@@ -73,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.firewalls", description=__doc__)
     parser.add_argument("--services", type=int, action="append", help=f"default: {SIZES}")
     parser.add_argument("--runs", type=int, default=RUNS, help="of each size with each backend")
-    page.add_options(parser, PAGE, FILE)
+    page.add_options(parser, page.DETAILS, FILE)
     chosen = parser.parse_args()
     plan = Plan(chosen.services or SIZES, ENDPOINTS, lengths.QUICK, COMPARED_PHASES, chosen.runs, FIREWALLS)
     if not chosen.again:
@@ -83,7 +82,7 @@ def main() -> None:
             sys.exit(f"bench.firewalls: {error}")
     result = json.loads(chosen.output.read_text())
     if chosen.publish:
-        page.put_between(PAGE, MARKS, markdown(result))
+        page.put_between(page.DOCS / page.DETAILS, MARKS, markdown(result))
     print(markdown(result))
 
 

@@ -27,7 +27,6 @@ from tests.lab.places import PROJECT
 from tests.lab.vm.machine import MachineError
 
 FILE = PROJECT / "bench" / "results" / "unasked.json"
-PAGE = PROJECT / "docs" / "performance.md"
 MARKS = page.marks("unasked")
 SERVICES, ENDPOINTS = 1000, 10
 
@@ -89,7 +88,7 @@ def main() -> None:
     """Measure, and write the results."""
     parser = argparse.ArgumentParser(prog="bench.unasked", description=__doc__)
     parser.add_argument("--runs", type=int, default=RUNS)
-    page.add_options(parser, PAGE, FILE)
+    page.add_options(parser, page.DETAILS, FILE)
     chosen = parser.parse_args()
     if not chosen.again:
         try:
@@ -99,7 +98,7 @@ def main() -> None:
         chosen.output.write_text(json.dumps(result, indent=1) + "\n")
     result = json.loads(chosen.output.read_text())
     if chosen.publish:
-        page.put_between(PAGE, MARKS, markdown(result))
+        page.put_between(page.DOCS / page.DETAILS, MARKS, markdown(result))
     print(markdown(result))
 
 

@@ -35,8 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    at_the_root = page.file.src_uri in PAGES
-    return LINK.sub(lambda link: link_in_site(link, at_the_root=at_the_root), indented_by_four(markdown))
+    return LINK.sub(lambda link: link_in_site(link, page.file.src_uri), indented_by_four(markdown))
 
 
 def on_post_build(config: MkDocsConfig) -> None:
@@ -51,10 +50,13 @@ def on_post_build(config: MkDocsConfig) -> None:
     (search / "worker.js").write_text(worker.replace(TITLES, TITLES_FIRST))
 
 
-def link_in_site(link: re.Match[str], *, at_the_root: bool) -> str:
-    """Return a link between two files of the repository as it is in the site, where docs/ is the root."""
-    path, anchor = link[2], link[3] or ""
-    path = path.removeprefix("docs/") if at_the_root else path.removeprefix("../")
+def link_in_site(link: re.Match[str], page: str) -> str:
+    """Return a link of a page to a file of the repository as it is in the site, where docs/ is the root."""
+    path, anchor, out_of_docs = link[2], link[3] or "", "../" * (page.count("/") + 1)
+    if page in PAGES:
+        path = path.removeprefix("docs/")
+    elif path.startswith(out_of_docs):
+        path = path.removeprefix("../")
     return f"{link[1]}{path}{anchor})"
 
 

@@ -20,7 +20,6 @@ from tests.lab.places import PROJECT
 from tests.lab.vm.machine import MachineError
 
 FILE = PROJECT / "bench" / "results" / "datapath.json"
-PAGE = PROJECT / "docs" / "performance.md"
 SIZES = (10, 1000, 10000)
 
 
@@ -37,7 +36,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--connections", type=int, default=400, help="new ones by each way in a round")
     parser.add_argument("--requests", type=int, default=1000, help="by each way in a round, on one connection")
-    page.add_options(parser, PAGE, FILE)
+    page.add_options(parser, page.DETAILS, FILE)
     chosen = parser.parse_args()
     if not chosen.again:
         try:
@@ -47,9 +46,9 @@ def main() -> None:
     result = json.loads(chosen.output.read_text())
     for name, chart in report.charts(result).items():
         chosen.output.with_name(name).write_text(chart)
-    text = report.markdown(result, os.path.relpath(chosen.output.parent, PAGE.parent))
+    text = report.markdown(result, chosen.output.parent)
     if chosen.publish:
-        page.put_between(PAGE, report.MARKS, text)
+        page.put_between(page.DOCS / page.DETAILS, report.MARKS, text)
     print(text)
 
 

@@ -1,6 +1,7 @@
 """The result of bench.datapath as Markdown and as a chart."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bench.datapath.measure import KROUTE, KUBE_PROXY, NOTHING, PROXIES
@@ -55,8 +56,8 @@ def charts(result: Result) -> dict[str, str]:
     return {CHART: line_chart(title, "Services", "microseconds", lines, logarithmic=True)}
 
 
-def markdown(result: Result, charts_from_page: str) -> str:
-    """The tables, and the chart."""
+def markdown(result: Result, directory: Path) -> str:
+    """The tables, and the chart in the directory."""
     runs = _Runs(result)
     sizes = ", ".join(f"{size:,}" for size in runs.sizes)
     lines = [
@@ -76,7 +77,7 @@ def markdown(result: Result, charts_from_page: str) -> str:
     ]
     late = [f"{PROXIES[proxy].title} at {size:,} Services" for proxy, size in runs.late]
     lines += ["", f"Did not get there in time: {', '.join(late)}."] if late else []
-    lines += ["", *(f"![{name.removesuffix('.svg')}]({charts_from_page}/{name})" for name in charts(result))]
+    lines += ["", *(page.image(directory / name, page.DOCS / page.DETAILS) for name in charts(result))]
     return "\n".join(lines) + "\n"
 
 

@@ -15,6 +15,7 @@ from bench.outage.measure import measure, measure_servers
 from bench.outage.server import Capacity
 from bench.phases.lengths import BenchError
 from bench.place.node import RunnerError
+from bench.report import page
 from bench.run import circumstances
 from tests.apiserver.restart import Restart
 from tests.lab.namespaces import CommandError
@@ -22,7 +23,6 @@ from tests.lab.places import PROJECT
 from tests.lab.vm.machine import MachineError
 
 FILE = PROJECT / "bench" / "results" / "outage.json"
-PAGE = PROJECT / "docs" / "performance.md"
 HERDS = (
     (10.0, AGENTS, Capacity(0.005)),
     (10.0, AGENTS, Capacity(0.02)),
@@ -42,7 +42,7 @@ def main() -> None:
     """Measure, and write the results."""
     parser = argparse.ArgumentParser(prog="bench.outage", description=__doc__)
     parser.add_argument("--parts", default="agent,servers,herd", help="the others keep the figures of the last result")
-    parser.add_argument("--publish", action="store_true", help=f"put the tables into {PAGE.name}")
+    parser.add_argument("--publish", action="store_true", help=f"put the tables into docs/{page.DETAILS}")
     parser.add_argument("--output", type=Path, default=FILE, help="the file of the results")
     chosen = parser.parse_args()
     parts = chosen.parts.split(",")
@@ -62,7 +62,7 @@ def main() -> None:
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
     chosen.output.write_text(json.dumps(result, indent=1) + "\n")
     if chosen.publish:
-        report.publish(result, PAGE)
+        report.publish(result, page.DOCS / page.DETAILS)
     print(report.markdown(result))
 
 

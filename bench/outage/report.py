@@ -1,4 +1,4 @@
-"""The figures of an outage as tables, and their place in docs/performance.md."""
+"""The figures of an outage as tables, and their place in docs/design/figures.md."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""A result as Markdown, and its places in docs/performance.md: the headline on top, all figures further down."""
+"""A result as Markdown, and its places: the headline in docs/performance.md, all figures in docs/design/figures.md."""
 
+import os
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,13 @@ from bench.report.charts import CHARTS, charts
 from bench.report.rows import ROWS
 from bench.report.spread import Run, brief, by_size, how_many, spread_over
 from bench.report.targets import straight_line, verdicts
+from tests.lab.places import PROJECT
 
 Result = Mapping[str, Any]
+
+DOCS = PROJECT / "docs"
+SUMMARY, DETAILS = "performance.md", "design/figures.md"
+"""The pages with what the benches write, below DOCS."""
 
 
 def marks(name: str) -> tuple[str, str]:
@@ -98,16 +104,24 @@ def write(result: Result, directory: Path) -> None:
             (directory / name).unlink(missing_ok=True)
 
 
-def publish(result: Result, page: Path, charts_from_page: str) -> None:
-    """Put the tables and the charts into the page. Raises ValueError if it has no place for them."""
-    put_between(page, HEADLINE, headline_text(result))
-    images = "\n".join(f"![{name.removesuffix('.svg')}]({charts_from_page}/{name})" for name in charts(result))
-    put_between(page, FIGURES, f"{figures_text(result)}\n{images}\n")
+def publish(result: Result, directory: Path, docs: Path = DOCS) -> None:
+    """Put the tables, and the charts that are in the directory, into the pages.
+
+    Raises ValueError if these have no place for them.
+    """
+    put_between(docs / SUMMARY, HEADLINE, headline_text(result))
+    images = "\n".join(image(directory / name, docs / DETAILS) for name in charts(result))
+    put_between(docs / DETAILS, FIGURES, f"{figures_text(result)}\n{images}\n")
 
 
-def add_options(parser: ArgumentParser, page: Path, file: Path) -> None:
+def image(file: Path, page: Path) -> str:
+    """A chart as it is on a page."""
+    return f"![{file.stem}]({os.path.relpath(file, page.parent)})"
+
+
+def add_options(parser: ArgumentParser, page: str, file: Path) -> None:
     """The options of a bench that has a file of results and a part of the page of its own."""
-    parser.add_argument("--publish", action="store_true", help=f"put the tables and charts into {page.name}")
+    parser.add_argument("--publish", action="store_true", help=f"put the tables and charts into docs/{page}")
     parser.add_argument("--again", action="store_true", help="measure nothing, write the last result again")
     parser.add_argument("--output", type=Path, default=file, help="the file of the results")
 

@@ -22,7 +22,6 @@ from tests.lab.places import PROJECT
 from tests.lab.vm.machine import MachineError
 
 FILE = PROJECT / "bench" / "results" / "scale.json"
-PAGE = PROJECT / "docs" / "performance.md"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-proxy", "kube-router")
 
 
@@ -40,13 +39,13 @@ def main() -> None:
     parser.add_argument("--peer-churn", type=float, default=60.0, help="seconds of churn that the others have")
     parser.add_argument("--changes", type=int, default=7, help="single changes")
     parser.add_argument("--proxies", default=",".join(PROXIES), help="which, in this order")
-    page.add_options(parser, PAGE, FILE)
+    page.add_options(parser, page.SUMMARY, FILE)
     chosen = parser.parse_args()
     if not chosen.again:
         _measure(chosen)
     result = json.loads(chosen.output.read_text())
     if chosen.publish:
-        page.put_between(PAGE, report.MARKS, report.markdown(result))
+        page.put_between(page.DOCS / page.SUMMARY, report.MARKS, report.markdown(result))
     print(report.markdown(result))
 
 

@@ -5,6 +5,9 @@ from xml.etree import ElementTree as ET
 
 from bench.datapath import report
 from bench.datapath.ways import ENDPOINTS, FLOORS, WAYS, Measured
+from tests.lab.places import PROJECT
+
+RESULTS = PROJECT / "bench" / "results"
 
 
 def calls(connect: float, request: float = 2e-5) -> dict[str, Any]:
@@ -37,7 +40,7 @@ def row(text: str, title: str) -> str:
 
 def test_a_cost_is_that_of_the_whole_call_beside_one_to_a_pods_own_address() -> None:
     runs = a_run("kroute-nftables", 10, 130), a_run("kroute-nftables", 1000, 151, floor=120)
-    text = report.markdown(a_result(FLOOR, *runs), "")
+    text = report.markdown(a_result(FLOOR, *runs), RESULTS)
     assert row(text, WAYS["cluster-ip"].title) == f"| {WAYS['cluster-ip'].title} |  | 130 / 151 |  |"
     assert row(text, WAYS["pod"].title) == f"| {WAYS['pod'].title} | 100 | 100 / 120 |  |"
 
@@ -45,7 +48,7 @@ def test_a_cost_is_that_of_the_whole_call_beside_one_to_a_pods_own_address() -> 
 def test_the_best_of_kroute_is_compared_with_the_best_of_kube_proxy() -> None:
     ours = a_run("kroute-nftables", 10, 140), a_run("kroute-iptables", 10, 150)
     others = a_run("kube-proxy-ipvs", 10, 145), a_run("kube-proxy-iptables", 10, 170)
-    text = report.markdown(a_result(FLOOR, *ours, *others), "")
+    text = report.markdown(a_result(FLOOR, *ours, *others), RESULTS)
     assert row(text, WAYS["own"].title) == f"| {WAYS['own'].title} |  | 140 | 150 | 145 | 170 | -5 |"
 
 
@@ -53,11 +56,11 @@ def test_a_proxy_that_did_not_get_there_is_named_and_not_drawn() -> None:
     late = {"proxy": "kube-proxy-iptables", "services": 1000, "start": None, "why": "TimeoutError"}
     known = [a_run(proxy, size, 120) for size in (10, 1000) for proxy in ("kroute-nftables", "kube-proxy-ipvs")]
     result = a_result(FLOOR, *known, a_run("kube-proxy-iptables", 10, 130), late)
-    text = report.markdown(result, "../results")
+    text = report.markdown(result, RESULTS)
     assert "Did not get there in time: kube-proxy, iptables at 1,000 Services." in text
     assert row(text, WAYS["affinity"].title).endswith("| 130 / - | +0 |")
     [(name, chart)] = report.charts(result).items()
-    assert f"![datapath](../results/{name})" in text
+    assert f"![datapath](../../bench/results/{name})" in text
     ET.fromstring(chart)
 
 

@@ -317,18 +317,19 @@ def test_a_chart_of_nothing_is_refused():
 
 
 def test_the_page_keeps_what_is_around_the_results(tmp_path):
-    file = tmp_path / "performance.md"
-    places = [f"{begin}of last year\n{end}" for begin, end in (page.HEADLINE, page.FIGURES)]
-    file.write_text("".join(["before\n", *places, "after\n"]))
+    (tmp_path / "docs/design").mkdir(parents=True)
+    files = [tmp_path / "docs" / name for name in (page.SUMMARY, page.DETAILS)]
+    for file, (begin, end) in zip(files, (page.HEADLINE, page.FIGURES), strict=True):
+        file.write_text(f"before\n{begin}of last year\n{end}after\n")
     result = a_result(100, 1000)
     for _ in range(2):
-        page.publish(copy.deepcopy(result), file, "../bench/results")
-    text = file.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "of last year" not in text
-    assert text.count("abc1234") == 2, "in the headline and above all figures"
-    assert "(../bench/results/cold-start.svg)" in text
+        page.publish(copy.deepcopy(result), tmp_path / "results", tmp_path / "docs")
+    for text in (file.read_text() for file in files):
+        assert text.startswith("before\n")
+        assert text.endswith("after\n")
+        assert "of last year" not in text
+        assert text.count("abc1234") == 1
+    assert "(../../results/cold-start.svg)" in files[1].read_text()
 
 
 def test_charts_of_an_older_result_do_not_stay(tmp_path):
@@ -342,10 +343,9 @@ def test_charts_of_an_older_result_do_not_stay(tmp_path):
 
 
 def test_a_page_without_a_place_for_them_is_refused(tmp_path):
-    file = tmp_path / "performance.md"
-    file.write_text("nothing here\n")
+    (tmp_path / page.SUMMARY).write_text("nothing here\n")
     with pytest.raises(ValueError, match="no place for the bench's results"):
-        page.publish(a_result(100), file, "results")
+        page.publish(a_result(100), tmp_path / "results", tmp_path)
 
 
 def test_a_workload_replaces_one_pod_at_a_time():

@@ -63,7 +63,7 @@ def test_the_page_has_every_exit_code_with_its_meaning() -> None:
 
 
 def test_every_command_that_a_page_names_exists() -> None:
-    for page in (*DOCS.glob("*.md"), DOCS.parent / "README.md"):
+    for page in (*DOCS.rglob("*.md"), DOCS.parent / "README.md"):
         named = re.findall(r"(?:`|^    (?:# )?)kroute ([a-z]+)\b", page.read_text(), re.MULTILINE)
         assert set(named) <= COMMANDS.keys(), page
 

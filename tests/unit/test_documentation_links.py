@@ -8,7 +8,7 @@ from kroute import __version__
 from tests.unit.each import assert_each
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -48,15 +48,17 @@ def test_the_readme_is_short_and_names_the_version() -> None:
 
 def test_the_home_of_the_site_names_every_page() -> None:
     text = (ROOT / "docs/index.md").read_text()
-    linked = {Path(link.partition("#")[0]).name for link in LINK.findall(text)}
-    assert {page.name for page in PAGES} - linked == {"README.md", "index.md"}
+    linked = {(ROOT / "docs" / link.partition("#")[0]).resolve() for link in LINK.findall(text)}
+    assert {page.name for page in PAGES if page not in linked} == {"README.md", "index.md"}
 
 
 def test_the_site_has_every_page() -> None:
     """`make lint` builds it; mkdocs alone would only warn of a page that is in no menu."""
+    docs = ROOT / "docs"
+    pages = [str(page.relative_to(docs)) if page.is_relative_to(docs) else page.name for page in PAGES]
     text = (ROOT / "mkdocs.yml").read_text()
-    in_menu = re.findall(r"^ *- (?:[\w ]+: )?([\w-]+\.md)$", text, re.MULTILINE)
-    assert sorted(in_menu) == sorted(page.name for page in PAGES if page.name != "README.md")
+    in_menu = re.findall(r"^ *- (?:[\w ]+: )?([\w/-]+\.md)$", text, re.MULTILINE)
+    assert sorted(in_menu) == sorted(page for page in pages if page != "README.md")
 
 
 def test_a_list_or_table_has_a_blank_line_before_it() -> None:
