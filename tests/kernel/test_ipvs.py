@@ -1,12 +1,16 @@
 """The IPVS table on a real kernel: open connections, foreign virtual servers, and thousands of them."""
 
 import asyncio
+import itertools
+import math
+import time
 
 from kroute.kernel.ipvs.objects import (
     FLAG_ONE_PACKET,
     FLAG_SCHEDULER_1,
     AddRealServer,
     AddVirtualServer,
+    DeleteRealServer,
     DeleteVirtualServer,
     IpvsChange,
     SetRealServer,
@@ -184,3 +188,24 @@ async def test_outlines_of_thousands_leave_out_those_of_firewall_marks(node: Rea
     assert set(map(parse_outline_key, after.parsed())) == set(keys[500:])
     assert after != before
     assert await node.ipvs.outlines() == after
+
+
+async def test_an_addition_takes_longer_the_more_real_servers_were_deleted_lately(node: RealNode) -> None:
+    """Why drained real servers wait (`controllers/ipvs/drains.py`): the kernel searches all that it keeps."""
+    await node.ipvs.write([AddVirtualServer(KEY, VirtualServerOptions())])
+    numbers = itertools.count()
+
+    async def replaced(count: int) -> float:
+        """Add so many real servers, and delete them again. Returns the seconds of the quickest addition."""
+        quickest = math.inf
+        for _ in range(count // 200):
+            real_servers = [(f"10.64.{number // 250}.{number % 250}", 80) for number in itertools.islice(numbers, 200)]
+            began = time.monotonic()
+            assert await node.ipvs.write([AddRealServer(KEY, one, 1) for one in real_servers]) == []
+            quickest = min(quickest, time.monotonic() - began)
+            assert await node.ipvs.write([DeleteRealServer(KEY, one) for one in real_servers]) == []
+        return quickest
+
+    few = await replaced(2_000)
+    await replaced(20_000)
+    assert await replaced(2_000) > 3 * few

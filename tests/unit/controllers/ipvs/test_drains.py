@@ -5,7 +5,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from kroute.controllers.ipvs.drains import FIRST_POLL, LAST_POLL, POLLED_TOGETHER, Drains
+from kroute.controllers.ipvs.drains import (
+    DELETED_A_SECOND,
+    DELETED_AT_ONCE,
+    FIRST_POLL,
+    LAST_POLL,
+    LONGEST_WAIT,
+    POLLED_TOGETHER,
+    Drains,
+)
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import RealServerKey, RealServerState, StatesByServer
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
@@ -92,6 +100,63 @@ def test_one_of_udp_is_over_after_a_while_with_its_connections() -> None:
     drains.start(dns, ONE, 101.0)
     assert look(drains, 100.0 + FIRST_POLL, BUSY) == []
     assert look(drains, 100.0 + 2 * FIRST_POLL, BUSY) == [(dns, ONE)]
+
+
+def idle(drains: Drains, now: float) -> list[tuple[VirtualServerKey, RealServerKey]]:
+    """Poll everything that is due, and delete what is over; nothing has a connection."""
+    over = []
+    while keys := drains.to_poll(now):
+        found = drains.drained({key: dict.fromkeys(drains.of(key), IDLE) for key in keys}, now)
+        for key, real_server in found:
+            drains.stop(key, [real_server])
+        over += found
+    return over
+
+
+def many(drains: Drains, count: int, now: float, *, each: int = 100) -> None:
+    """Let so many real servers of TCP begin to drain."""
+    for number in range(count):
+        key = VirtualServerKey(Protocol.TCP, f"10.97.{number // each // 250}.{number // each % 250}", 80)
+        drains.start(key, (f"10.1.{number // 250}.{number % 250}", 8080), now)
+
+
+def test_of_very_many_some_are_deleted_at_once_and_then_so_many_a_second() -> None:
+    drains = Drains(0)
+    many(drains, DELETED_AT_ONCE + 1000, 100.0)
+    assert len(idle(drains, 102.0)) == DELETED_AT_ONCE
+    assert len(idle(drains, 104.0)) == 2 * DELETED_A_SECOND
+    assert len(idle(drains, 114.0)) == 1000 - 2 * DELETED_A_SECOND
+    assert drains.next_due() is None
+
+
+def test_none_waits_for_very_long_however_many_there_are() -> None:
+    drains, count = Drains(0), 20 * DELETED_AT_ONCE
+    many(drains, count, 100.0)
+    gone = len(idle(drains, 102.0))
+    assert len(idle(drains, 104.0)) == pytest.approx(2 * (count - gone) / LONGEST_WAIT, abs=1)
+
+
+def test_one_of_udp_does_not_wait_for_those_of_tcp() -> None:
+    dns, drains = VirtualServerKey(Protocol.UDP, "10.96.0.1", 53), Drains(0)
+    many(drains, 2 * DELETED_AT_ONCE, 100.0)
+    assert len(idle(drains, 102.0)) == DELETED_AT_ONCE
+    drains.start(dns, ONE, 103.0)
+    assert (dns, ONE) in idle(drains, 106.0)
+
+
+def test_those_with_connections_do_not_keep_others_from_being_deleted() -> None:
+    drains = Drains(0)
+    many(drains, 2 * DELETED_AT_ONCE, 100.0)
+    drains.start(WEB, ONE, 101.0)
+    busy, over = set[VirtualServerKey](), list[tuple[VirtualServerKey, RealServerKey]]()
+    for now in (102.0, 104.0, 106.0, 108.0):
+        while keys := drains.to_poll(now):
+            busy |= set(keys) - {WEB}
+            over += drains.drained(
+                {key: dict.fromkeys(drains.of(key), IDLE if key == WEB else BUSY) for key in keys}, now
+            )
+    assert len(busy) == 2 * DELETED_AT_ONCE / 100
+    assert (WEB, ONE) in over
 
 
 def test_a_reading_keeps_the_time_of_what_drained_and_drops_what_does_not() -> None:
