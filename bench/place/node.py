@@ -7,6 +7,7 @@ the wire is in a network namespace of this host.
 
 import asyncio
 import contextlib
+import filecmp
 import json
 import os
 import subprocess
@@ -17,8 +18,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from bench.phases.lengths import BenchError
 from bench.place.host import cpu_seconds
-from bench.place.runner import PORT
+from bench.place.runner import PORT, PROGRAM
 from bench.workload import NODE_ADDRESS
 from tests.lab.mode import lab_mode
 from tests.lab.namespaces import Namespace, enter
@@ -90,8 +92,10 @@ async def node_under_test() -> AsyncIterator[NodeUnderTest]:
     """A node with its runner, for the length of an `async with`; this process is on the other end of the wire.
 
     Raises:
+        BenchError: the image has another program than this tree.
         MachineError, OSError: the lab cannot run here (docs/lab.md says what it needs; the wire needs root).
     """
+    _check_program()
     with Path("/proc/self/ns/net").open() as home, contextlib.ExitStack() as stack:
         wire = Namespace(f"kl-bench-{os.getpid()}")
         stack.callback(wire.delete)
@@ -104,6 +108,16 @@ async def node_under_test() -> AsyncIterator[NodeUnderTest]:
         node = NodeUnderTest(reader, writer, shared, process)
         node.lab, node.python = await node.ask("kernel"), await node.ask("python")
         yield node
+
+
+def _check_program() -> None:
+    """Make sure that what is measured is the program of this tree."""
+    sources = [it.relative_to(PROJECT) for it in (PROJECT / "kroute").rglob("*.py")]
+    for packages in PROGRAM.glob("lib/python3*/site-packages"):
+        _, others, missing = filecmp.cmpfiles(PROJECT, packages, sources, shallow=False)
+        if not others and not missing:
+            return
+    raise BenchError("the image in .lab has another program than this tree: run scripts/setup bench")
 
 
 def _in_machine(wire: Namespace, stack: contextlib.ExitStack) -> tuple[Path, int]:

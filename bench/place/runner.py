@@ -36,11 +36,11 @@ _READY_LOGGED = '"kroute.ready"'
 _LINE_LIMIT = 1 << 26
 _STATE_DIR = "KROUTE_STATE_DIR"
 
-_PROGRAM = PROJECT / ".lab" / "image" / "opt" / "kroute" / "bin"
-_PYTHON = str(_PROGRAM / "python3")
+PROGRAM = PROJECT / ".lab" / "image" / "opt" / "kroute"
 """The image's: it has its own packages and their byte code. The interpreter itself is this Debian's, as the image's is.
 """
-_KROUTE = _PYTHON, str(_PROGRAM / "kroute")
+_PYTHON = str(PROGRAM / "bin" / "python3")
+_KROUTE = _PYTHON, str(PROGRAM / "bin" / "kroute")
 
 
 class Runner:
