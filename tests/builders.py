@@ -23,7 +23,6 @@ from kroute.model.objects import (
     Node,
     NodeAddress,
     NodeCondition,
-    NodeMeta,
     NodeSpec,
     NodeStatus,
     ObjectKey,
@@ -92,7 +91,7 @@ def node(
     """A Node. Each address is a pair of its type and itself. `ready` None: it says nothing of that."""
     conditions = () if ready is None else (NodeCondition("Ready", str(ready)),)
     return Node(
-        NodeMeta(name=name, labels=dict(labels or {}), annotations=dict(annotations) if annotations else None),
+        ObjectMeta(name=name, labels=dict(labels or {}), annotations=dict(annotations) if annotations else None),
         NodeSpec(pod_cidrs=pod_cidrs),
         NodeStatus(tuple(NodeAddress(*pair) for pair in addresses), conditions),
     )

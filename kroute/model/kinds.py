@@ -18,6 +18,8 @@ from kroute.model.objects import (
     WEIGHT,
     EndpointSlice,
     KubernetesObject,
+    Namespace,
+    NetworkPolicy,
     Node,
     Pod,
     Service,
@@ -88,6 +90,27 @@ PODS = WatchedKind(
     field_selector="status.phase!=Failed,status.phase!=Succeeded",
     only_metadata=True,
 )
+
+NAMESPACES = WatchedKind(
+    type=Namespace,
+    plural="namespaces",
+    selects=lambda item: isinstance(item, Namespace),
+    is_namespaced=False,
+)
+NETWORK_POLICIES = WatchedKind(
+    type=NetworkPolicy,
+    group="networking.k8s.io",
+    plural="networkpolicies",
+    selects=lambda item: isinstance(item, NetworkPolicy),
+)
+ALL_PODS = WatchedKind(
+    type=Pod,
+    plural="pods",
+    selects=lambda item: isinstance(item, Pod),
+    field_selector=PODS.field_selector,
+)
+POLICY_KINDS = (NAMESPACES, NETWORK_POLICIES, ALL_PODS)
+"""What NetworkPolicies need: each may name the pods of any namespace, on any node."""
 
 WATCHED = (SERVICES, ENDPOINT_SLICES, NODES)
 """Everything that an agent watches. All Nodes are watched because no Service may have another Node's address."""

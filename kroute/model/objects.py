@@ -1,8 +1,8 @@
-"""Services, EndpointSlices, Nodes and Pods as kroute reads them.
+"""The objects of Kubernetes as kroute reads them.
 
-The structs mirror the JSON of the Kubernetes API (`v1` Service and Node, `discovery.k8s.io/v1` EndpointSlice), so that
-msgspec decodes a response's bytes straight into them; fields that kroute does not read are skipped by the decoder.
-Go encodes an empty list as `null` in places, so lists may be None.
+The structs mirror the JSON of the Kubernetes API (`v1`, EndpointSlice of `discovery.k8s.io/v1`, NetworkPolicy of
+`networking.k8s.io/v1`), so that msgspec decodes a response's bytes straight into them; fields that kroute does not read
+are skipped by the decoder. Go encodes an empty list as `null` in places, so lists may be None.
 """
 
 from sys import intern
@@ -50,7 +50,10 @@ class _Struct(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, g
 
 
 class ObjectMeta(_Struct, frozen=True):
-    """`metadata`. `creation_timestamp` is RFC 3339 in UTC, so its text sorts by age."""
+    """`metadata`. `creation_timestamp` is RFC 3339 in UTC, so its text sorts by age.
+
+    An object with a `deletion_timestamp` is being deleted.
+    """
 
     name: str
     namespace: str = ""
@@ -59,6 +62,7 @@ class ObjectMeta(_Struct, frozen=True):
     creation_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
 
     @property
     def key(self) -> ObjectKey:
@@ -214,12 +218,6 @@ class NodeAddress(_Struct, frozen=True):
     address: str
 
 
-class NodeMeta(ObjectMeta, frozen=True):
-    """`metadata` of a Node. A Node with a `deletion_timestamp` is being deleted."""
-
-    deletion_timestamp: str | None = None
-
-
 class Taint(_Struct, frozen=True):
     """One of `spec.taints`."""
 
@@ -250,16 +248,121 @@ class NodeStatus(_Struct, frozen=True):
 class Node(_Object, frozen=True):
     """A `v1` Node."""
 
-    metadata: NodeMeta
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
 
+class ContainerPort(_Struct, frozen=True):
+    """One of a container's `ports`."""
+
+    container_port: int = 0
+    name: str = ""
+    protocol: ProtocolName = "TCP"
+
+
+class Container(_Struct, frozen=True):
+    """One of a Pod's containers. An init container with restart policy `Always` is a sidecar, and runs on."""
+
+    ports: tuple[ContainerPort, ...] | None = None
+    restart_policy: str | None = None
+
+
+class PodSpec(_Struct, frozen=True):
+    """`spec` of a Pod."""
+
+    node_name: str = ""
+    host_network: bool = False
+    containers: tuple[Container, ...] | None = None
+    init_containers: tuple[Container, ...] | None = None
+
+
+class PodIP(_Struct, frozen=True):
+    """One of `status.podIPs`."""
+
+    ip: str = ""
+
+
+class PodStatus(_Struct, frozen=True):
+    """`status` of a Pod."""
+
+    phase: str = ""
+    pod_ip: str = msgspec.field(name="podIP", default="")
+    pod_ips: tuple[PodIP, ...] | None = msgspec.field(name="podIPs", default=None)
+
+
 class Pod(_Object, frozen=True):
-    """The metadata of a `v1` Pod (`PartialObjectMetadata` of `meta.k8s.io`). Only its weight is of interest."""
+    """A `v1` Pod. For its weight the metadata alone are asked for (`PartialObjectMetadata` of `meta.k8s.io`)."""
+
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
 
 
-KubernetesObject = Service | EndpointSlice | Node | Pod
+class Namespace(_Object, frozen=True):
+    """A `v1` Namespace. It has no namespace itself, and only its labels are of interest."""
+
+
+class LabelSelectorRequirement(_Struct, frozen=True):
+    """One of `matchExpressions`."""
+
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] | None = None
+
+
+class LabelSelector(_Struct, frozen=True):
+    """A selector of objects by their labels. Without any condition it selects all."""
+
+    match_labels: dict[str, str] | None = None
+    match_expressions: tuple[LabelSelectorRequirement, ...] | None = None
+
+
+class IPBlock(_Struct, frozen=True):
+    """`ipBlock` of a peer: a network without some parts of it."""
+
+    cidr: str = ""
+    excepted: tuple[str, ...] | None = msgspec.field(name="except", default=None)
+
+
+class NetworkPolicyPeer(_Struct, frozen=True):
+    """One of `from` or `to`."""
+
+    pod_selector: LabelSelector | None = None
+    namespace_selector: LabelSelector | None = None
+    ip_block: IPBlock | None = None
+
+
+class NetworkPolicyPort(_Struct, frozen=True):
+    """One of a rule's `ports`. An absent protocol means TCP, an absent port all of them; text is a port's name."""
+
+    protocol: ProtocolName | None = None
+    port: int | str | None = None
+    end_port: int | None = None
+
+
+class NetworkPolicyRule(_Struct, frozen=True):
+    """One of `ingress`, which has `from`, or `egress`, which has `to`."""
+
+    ports: tuple[NetworkPolicyPort, ...] | None = None
+    sources: tuple[NetworkPolicyPeer, ...] | None = msgspec.field(name="from", default=None)
+    destinations: tuple[NetworkPolicyPeer, ...] | None = msgspec.field(name="to", default=None)
+
+
+class NetworkPolicySpec(_Struct, frozen=True):
+    """`spec` of a NetworkPolicy."""
+
+    pod_selector: LabelSelector | None = None
+    policy_types: tuple[str, ...] | None = None
+    ingress: tuple[NetworkPolicyRule, ...] | None = None
+    egress: tuple[NetworkPolicyRule, ...] | None = None
+
+
+class NetworkPolicy(_Object, frozen=True):
+    """A `networking.k8s.io/v1` NetworkPolicy."""
+
+    spec: NetworkPolicySpec = NetworkPolicySpec()
+
+
+KubernetesObject = Service | EndpointSlice | Node | Pod | Namespace | NetworkPolicy
 
 
 class Applied(msgspec.Struct, frozen=True):

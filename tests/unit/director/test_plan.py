@@ -21,7 +21,6 @@ from kroute.model.objects import (
     Node,
     NodeAddress,
     NodeCondition,
-    NodeMeta,
     NodeStatus,
     ObjectKey,
     ObjectMeta,
@@ -43,7 +42,7 @@ WEB = ObjectKey("default", "web")
 def node(number: int, *, ready: str = "True", labels: dict[str, str] | None = None) -> Node:
     addresses = (("Hostname", f"n{number}"), ("InternalIP", f"10.0.0.{number}"), ("InternalIP", f"fd00::{number}"))
     return Node(
-        NodeMeta(name=f"n{number}", labels=labels),
+        ObjectMeta(name=f"n{number}", labels=labels),
         status=NodeStatus(tuple(NodeAddress(*it) for it in addresses), (NodeCondition("Ready", ready),)),
     )
 
@@ -113,7 +112,7 @@ NODES = (node(1), node(2), node(3))
         (NODES, {"10.0.0.1": 1, "10.0.0.2": 1, "10.0.0.3": 1}),
         ((node(1), node(2, ready="False"), node(3, ready="Unknown")), {"10.0.0.1": 1}),
         ((node(1), node(2, labels={"node.kubernetes.io/exclude-from-external-load-balancers": ""})), {"10.0.0.1": 1}),
-        ((Node(NodeMeta(name="n0")),), {}),
+        ((Node(ObjectMeta(name="n0")),), {}),
     ],
     ids=["all ready", "unready", "excluded", "unknown"],
 )

@@ -24,7 +24,6 @@ from kroute.model.objects import (
     Node,
     NodeAddress,
     NodeCondition,
-    NodeMeta,
     NodeSpec,
     NodeStatus,
     ObjectMeta,
@@ -217,7 +216,7 @@ labels_of_nodes = st.fixed_dictionaries(
 )
 nodes = st.builds(
     lambda name, labels, networks, them, conditions: Node(
-        NodeMeta(name, labels={key: it for key, it in labels.items() if key != WEIGHT or name != "node2"}),
+        ObjectMeta(name, labels={key: it for key, it in labels.items() if key != WEIGHT or name != "node2"}),
         NodeSpec(pod_cidrs=networks),
         NodeStatus(them, conditions),
     ),
@@ -265,7 +264,7 @@ def weighed_services(draw: st.DrawFn) -> list[KubernetesObject]:
     ready = (NodeCondition("Ready", "True"),)
     zones = st.sampled_from(draw(st.sampled_from((ZONES[:1], ZONES))))
     found = [
-        Node(NodeMeta(name, labels={ZONE_LABEL: draw(zones)}), status=NodeStatus((), ready))
+        Node(ObjectMeta(name, labels={ZONE_LABEL: draw(zones)}), status=NodeStatus((), ready))
         for name in draw(st.sampled_from((NODES[1:], NODES[1:2], ())))
     ]
     several_pods = draw(st.lists(pods, max_size=3))

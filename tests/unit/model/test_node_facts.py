@@ -3,7 +3,7 @@
 import pytest
 
 from kroute.model.node_facts import NodeFacts, NodeInterfaces, node_facts
-from kroute.model.objects import ZONE_LABEL, Node, NodeMeta
+from kroute.model.objects import ZONE_LABEL, Node, ObjectMeta
 from kroute.settings.text import parse_nodeport_addresses
 from tests.builders import NODE, facts, node, settings
 
@@ -114,7 +114,7 @@ def test_a_node_with_one_family_has_node_ports_in_that_family_only() -> None:
 
 
 def test_a_bare_node_object_and_nothing_else_gives_nothing() -> None:
-    assert node_facts(settings(), Node(NodeMeta(NODE))) == NodeFacts(NODE)
+    assert node_facts(settings(), Node(ObjectMeta(NODE))) == NodeFacts(NODE)
 
 
 @pytest.mark.parametrize(

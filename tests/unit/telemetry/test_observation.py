@@ -17,7 +17,7 @@ from kroute import __version__
 from kroute.checks.running_proxies import Sign
 from kroute.http import fair_listener, server
 from kroute.http.fair_listener import Budget
-from kroute.model.objects import Applied, Deleted, Node, NodeMeta, NodeSpec, ObjectKey, Taint
+from kroute.model.objects import Applied, Deleted, Node, NodeSpec, ObjectKey, ObjectMeta, Taint
 from kroute.settings import ListenAddress
 from kroute.telemetry import agent_status, metrics_port, status_page
 from kroute.telemetry.shared_answers import SHORTEST
@@ -74,7 +74,7 @@ async def test_while_another_proxy_is_at_work_the_agent_is_alive_and_says_why_it
 
 
 def node(*taints: str, deleted: bool = False, name: str = NODE) -> Node:
-    metadata = NodeMeta(name=name, deletion_timestamp="2026-01-01T00:00:00Z" if deleted else None)
+    metadata = ObjectMeta(name=name, deletion_timestamp="2026-01-01T00:00:00Z" if deleted else None)
     return Node(metadata, NodeSpec(taints=tuple(Taint(key) for key in taints)))
 
 
