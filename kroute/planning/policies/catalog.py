@@ -1,0 +1,271 @@
+"""Join NetworkPolicies with pods and Namespaces, and plan again what a change affects.
+
+`take` keeps the changes, and `plan_marked` plans them, so nothing changes while a plan is made in pieces. Nothing here
+awaits, and only one thread uses it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, assert_never
+
+from kroute.model.kinds import POLICY_KINDS, InitialSync
+from kroute.model.objects import (
+    Applied,
+    Change,
+    Deleted,
+    KubernetesObject,
+    Listed,
+    Namespace,
+    NetworkPolicy,
+    ObjectKey,
+    Pod,
+)
+from kroute.model.plan import Problem, Problems
+from kroute.model.policy_plan import Direction, GroupChange, GroupKey, PodGroups, PolicyChange, PortName, PortRange
+from kroute.model.steps import Meter, Steps, parts
+from kroute.planning.policies.groups import Group, NamedRule
+from kroute.planning.policies.peers import Identity, Peers, PodFacts, Selection, facts_of
+from kroute.planning.policies.rules import DEFAULTS, TOO_LARGE, Limits, PeerSelector, PolicyRules, reading
+
+NOTHING = GroupChange()
+
+
+class _Changes(NamedTuple):
+    """The newest state of what has changed, of Namespaces the labels. None: it is gone."""
+
+    namespaces: dict[ObjectKey, Mapping[str, str] | None]
+    pods: dict[ObjectKey, PodFacts | None]
+    policies: dict[ObjectKey, NetworkPolicy | None]
+
+
+class PolicyCatalog:
+    """The NetworkPolicies of the cluster, and what they mean for the pods of a node.
+
+    What it says of the plan is complete when nothing is marked.
+    """
+
+    def __init__(self, node_name: str, limits: Limits = DEFAULTS) -> None:
+        self.pods: dict[str, PodGroups] = {}
+        """The groups of each address of this node's pods that a policy isolates."""
+        self.problems: dict[ObjectKey, tuple[Problem, ...]] = {}
+        """What is wrong with the policies of those namespaces that have pods on this node."""
+        self._node_name = node_name
+        self._limits = limits
+        self._initial_sync = InitialSync(POLICY_KINDS)
+        self._peers = Peers()
+        self._policies: dict[str, dict[ObjectKey, PolicyRules]] = {}
+        """By namespace."""
+        self._groups: dict[GroupKey, Group] = {}
+        self._changes = _Changes({}, {}, {})
+        self._planning: Steps[PolicyChange] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the initial sync is complete, so that plans are complete."""
+        return self._initial_sync.is_complete
+
+    @property
+    def has_marked(self) -> bool:
+        """Whether there is something to plan."""
+        return self._planning is not None or any(self._changes)
+
+    def take(self, changes: Iterable[Change]) -> None:
+        """Keep what the watchers saw. Plans nothing."""
+        for change in changes:
+            match change:
+                case Listed(kind):
+                    self._initial_sync.listed(kind)
+                case Applied(item):
+                    self._keep(type(item), item.key, item)
+                case Deleted(kind, key):
+                    self._keep(kind, key, None)
+                case _:
+                    assert_never(change)
+
+    def plan_marked(self, work: int | None = None) -> PolicyChange | None:
+        """Plan all changes that were taken before planning began. Returns the difference to the plan before.
+
+        With `work`, planning stops after about that many units, of one or two microseconds, and the next call goes on.
+        Returns None until the plan is made, if it is as before, and before the initial sync is complete.
+        """
+        if not self.ready or not self.has_marked:
+            return None
+        if self._planning is None:
+            self._planning, self._changes = self._plan(self._changes), _Changes({}, {}, {})
+        meter = Meter(work)
+        try:
+            while meter.spent < meter.limit:
+                meter.spent += next(self._planning)
+        except StopIteration as end:
+            self._planning = None
+            made: PolicyChange = end.value
+            return made if made.groups or made.pods or made.gone else None
+        return None
+
+    def groups(self) -> Iterator[tuple[GroupKey, Iterator[tuple[str, PortRange]]]]:
+        """All groups, each with the networks that it allows and their ranges of ports."""
+        return ((key, group.elements()) for key, group in self._groups.items())
+
+    def _keep(self, kind: type[KubernetesObject], key: ObjectKey, item: KubernetesObject | None) -> None:
+        """Keep the newest state of an object, if it counts and is another one than before."""
+        changes, peers, may_differ = self._changes, self._peers, self._planning is not None
+        if kind is Pod:
+            facts = facts_of(item, self._node_name) if isinstance(item, Pod) else None
+            if may_differ or key in changes.pods or facts != peers.facts(key):
+                changes.pods[key] = facts
+        elif kind is Namespace:
+            labels = item.metadata.labels or {} if item is not None else None
+            if may_differ or key in changes.namespaces or labels != peers.labels_of(key.name):
+                changes.namespaces[key] = labels
+        elif kind is NetworkPolicy:
+            changes.policies[key] = item if isinstance(item, NetworkPolicy) else None
+
+    def _plan(self, changes: _Changes) -> Steps[PolicyChange]:
+        concerned: set[str] = set()
+        for key, labels in changes.namespaces.items():
+            yield from self._peers.place_namespace(key.name, labels)
+        for key, facts in changes.pods.items():
+            concerned |= yield from self._peers.place_pod(key, facts)
+        for key, policy in changes.policies.items():
+            rules = (yield from reading(policy, self._limits)) if policy is not None else None
+            concerned |= yield from self._place_policy(key, rules)
+        pods = yield from self._assign(concerned)
+        closed = {key: self._groups.pop(key) for key in [key for key, group in self._groups.items() if not group.pods]}
+        stale = {key.namespace for key in changes.policies} | {key.namespace for key in closed}
+        stale |= {key.namespace for key, group in self._groups.items() if group.is_new}
+        for namespace in stale:
+            yield from self._load(namespace)
+        for former, group in closed.items():
+            self._release(former, group.selections.values())
+        groups = yield from self._update(stale)
+        self.problems = yield from self._find_problems()
+        return PolicyChange(groups, pods, tuple(closed))
+
+    def _place_policy(self, key: ObjectKey, rules: PolicyRules | None) -> Steps[set[str]]:
+        """Take a policy; None: it is gone. Returns the addresses that it isolates or did."""
+        of_namespace = self._policies.setdefault(key.namespace, {})
+        versions = [of_namespace.pop(key, None), rules]
+        if rules is not None:
+            of_namespace[key] = rules
+        if not of_namespace:
+            del self._policies[key.namespace]
+        yield 1 + len(self._peers.local)
+        return {
+            network
+            for network, identity in self._peers.local.items()
+            if identity.kind.namespace == key.namespace
+            if any(policy is not None and policy.selects(identity.labels) for policy in versions)
+        }
+
+    def _assign(self, networks: Iterable[str]) -> Steps[dict[str, PodGroups | None]]:
+        """Find the groups of these addresses of pods. Returns those that have changed."""
+        changed: dict[str, PodGroups | None] = {}
+        known: dict[Identity, PodGroups | None] = {}
+        for network in networks:
+            after, identity = None, self._peers.local.get(network)
+            if identity is not None:
+                if identity not in known:
+                    known[identity] = self._groups_of(identity)
+                    yield len(self._policies.get(identity.kind.namespace, ()))
+                after = known[identity]
+            address, _, _ = network.partition("/")
+            before = self.pods.pop(address, None)
+            if after is not None:
+                self.pods[address] = after
+            if before == after:
+                continue
+            changed[address] = after
+            for key in filter(None, before or ()):
+                self._groups[key].pods.discard(address)
+            for key in filter(None, after or ()):
+                self._groups.setdefault(key, Group(key)).pods.add(address)
+            yield 1
+        return changed
+
+    def _groups_of(self, identity: Identity) -> PodGroups | None:
+        """The groups of pods of this identity; None: no policy isolates them."""
+        of_namespace = self._policies.get(identity.kind.namespace, {})
+        selecting = sorted(key for key, policy in of_namespace.items() if policy.selects(identity.labels))
+        found: list[GroupKey | None] = []
+        for direction in Direction:
+            policies = tuple([key for key in selecting if direction in of_namespace[key].rules])
+            names: set[PortName] = set()
+            if direction is Direction.INGRESS:
+                names.update(*[rule.ports.names for key in policies for rule in of_namespace[key].rules[direction]])
+            ports = tuple(sorted([(name, identity.ports[name]) for name in names & identity.ports.keys()]))
+            found.append(GroupKey(direction, policies, ports) if policies else None)
+        return PodGroups(*found) if any(found) else None
+
+    def _load(self, namespace: str) -> Steps[None]:
+        """Give the groups of a namespace the rules of their policies, and the selections that these need."""
+        room, known = self._limits.of_namespace, set[PeerSelector]()
+        for key, group in sorted((key, group) for key, group in self._groups.items() if key.namespace == namespace):
+            rules, refused, peers = self._rules_of(key), set[int](), dict[PeerSelector, None]()
+            for number, (_, rule) in enumerate(rules):
+                new = {*rule.peers} - known
+                if rule.parts > room or len(known) + len(new) > self._limits.selectors:
+                    refused.add(number)
+                else:
+                    room -= rule.parts
+                    known |= new
+                    peers |= dict.fromkeys(rule.peers)
+            yield 1 + len(rules)
+            if (rules, refused) == (group.rules, group.refused):
+                continue
+            before, selections = group.selections, {}
+            for peer in peers:
+                selections[peer] = yield from self._peers.select(peer)
+                selections[peer].users.add(key)
+            group.set_rules(rules, refused, selections)
+            self._release(key, [selection for peer, selection in before.items() if peer not in selections])
+
+    def _release(self, key: GroupKey, selections: Iterable[Selection]) -> None:
+        for selection in selections:
+            selection.users.discard(key)
+            if not selection.users:
+                self._peers.release(selection)
+
+    def _update(self, namespaces: Iterable[str]) -> Steps[dict[GroupKey, GroupChange]]:
+        """Decide again what is touched, where there is room; there may be more of it in these namespaces. Returns what
+        has changed.
+        """
+        for selection, networks in self._peers.take_touched().items():
+            for key in selection.users:
+                self._groups[key].touch(networks)
+                yield len(networks)
+        room = dict.fromkeys(namespaces, self._limits.of_namespace)
+        room |= {key.namespace: self._limits.of_namespace for key, group in self._groups.items() if group.is_touched}
+        for key, group in sorted((key, group) for key, group in self._groups.items() if key.namespace in room):
+            room[key.namespace] -= group.admit(min(self._limits.elements, room[key.namespace]))
+            yield 1 + len(group.rules)
+        changed: dict[GroupKey, GroupChange] = {}
+        for key, group in self._groups.items():
+            if group.is_touched:
+                change = yield from group.update(self._peers.at)
+                if change != NOTHING:
+                    changed[key] = change
+        return changed
+
+    def _find_problems(self) -> Steps[dict[ObjectKey, tuple[Problem, ...]]]:
+        found: dict[ObjectKey, Problems] = {}
+        for namespace in {identity.kind.namespace for identity in self._peers.local.values()}:
+            for key, policy in self._policies.get(namespace, {}).items():
+                if policy.problems:
+                    found[key] = Problems(policy.problems)
+        for group in [group for group in self._groups.values() if group.left_out]:
+            for part in parts(sorted(group.left_out)):
+                for key, rule in map(group.rules.__getitem__, part):
+                    found.setdefault(key, Problems()).append(self._no_room(rule.name))
+                yield 2 * len(part)
+        return {key: problems.all() for key, problems in found.items()}
+
+    def _rules_of(self, key: GroupKey) -> list[NamedRule]:
+        of_namespace = self._policies[key.namespace]
+        return [(policy, rule) for policy in key.policies for rule in of_namespace[policy].rules[key.direction]]
+
+    def _no_room(self, rule: str) -> Problem:
+        elements, of_namespace, selectors = self._limits
+        rest = (
+            f"allows nothing: it exceeds what a node plans. Allowed: {elements} pods and networks times ports for a "
+            f"pod, {of_namespace} for all pods of the namespace, and {selectors} different selectors."
+        )
+        return Problem.about(TOO_LARGE, rule, rest)

@@ -1,0 +1,224 @@
+"""Which pods a selector names, kept as pods, Namespaces and selectors come and go.
+
+Pods with equal labels, names of ports and namespace have one Identity: the replicas of a Deployment, most of all. A
+selector is compared with identities, never with pods: once with each when it is new, and with a new identity.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from kroute.model.addresses import canonical
+from kroute.model.objects import ObjectKey, Pod
+from kroute.model.plan import Protocol
+from kroute.model.policy_plan import LAST_PORT, GroupKey, PortName
+from kroute.model.steps import Steps, parts
+from kroute.planning.index import Index
+from kroute.planning.policies.rules import PeerSelector, holds
+
+COMPLETED = frozenset({"Succeeded", "Failed"})
+MOST_ADDRESSES = 16
+"""Addresses of a pod that are looked at. It has one of each family."""
+
+
+class PodKind(NamedTuple):
+    """What pods of one Identity have in common. `ports` are numbers by name."""
+
+    namespace: str
+    labels: frozenset[tuple[str, str]]
+    ports: tuple[tuple[PortName, int], ...]
+
+
+class PodFacts(NamedTuple):
+    """What counts of a pod with addresses (`10.244.1.5/32`). Of pods with one address that of the highest rank has it:
+    whether it stays, whether it is on this node, when it was made.
+    """
+
+    kind: PodKind
+    networks: tuple[str, ...]
+    rank: tuple[bool, bool, str]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the pod is on this node."""
+        return self.rank[1]
+
+
+class Identity(msgspec.Struct, eq=False):
+    """Pods of one kind, by their addresses, and the selections that they are in."""
+
+    kind: PodKind
+    labels: dict[str, str]
+    ports: dict[PortName, int]
+    networks: set[str]
+    selections: "set[Selection]"
+
+
+class Selection(msgspec.Struct, eq=False):
+    """What a selector selects. `size` is the number of addresses, `users` are the groups that need it."""
+
+    selector: PeerSelector
+    members: set[Identity]
+    size: int
+    users: set[GroupKey]
+
+
+def facts_of(pod: Pod, node_name: str) -> PodFacts | None:
+    """What counts of a pod; None: it has no address yet, has completed, or is on its node's network."""
+    written = [one.ip for one in pod.status.pod_ips or ()] or [pod.status.pod_ip]
+    addresses = [address for address in map(canonical, written[:MOST_ADDRESSES]) if address is not None]
+    if not addresses or pod.status.phase in COMPLETED or pod.spec.host_network:
+        return None
+    meta = pod.metadata
+    kind = PodKind(meta.namespace, frozenset((meta.labels or {}).items()), _named_ports(pod))
+    networks = tuple(dict.fromkeys([f"{one}/{128 if ':' in one else 32}" for one in addresses]))
+    rank = meta.deletion_timestamp is None, pod.spec.node_name == node_name, meta.creation_timestamp or ""
+    return PodFacts(kind, networks, rank)
+
+
+def _named_ports(pod: Pod) -> tuple[tuple[PortName, int], ...]:
+    """The numbers of named ports, in order. Of two with one name the first counts, and those of sidecars come last."""
+    sidecars = [container for container in pod.spec.init_containers or () if container.restart_policy == "Always"]
+    found: dict[PortName, int] = {}
+    for container in (*(pod.spec.containers or ()), *sidecars):
+        for port in container.ports or ():
+            if port.name and port.protocol in Protocol.__members__ and 1 <= port.container_port <= LAST_PORT:
+                found.setdefault(PortName(Protocol[port.protocol], port.name), port.container_port)
+    return tuple(sorted(found.items()))
+
+
+class Peers:
+    """The pods that have addresses, and the selections that are in use."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, Identity] = {}
+        """The identity of each pod's address."""
+        self.local: dict[str, Identity] = {}
+        """The same for this node's pods alone."""
+        self._touched: dict[Selection, set[str]] = {}
+        self._namespaces: dict[str, Mapping[str, str]] = {}
+        self._pods: dict[ObjectKey, PodFacts] = {}
+        self._pods_at = Index[ObjectKey, str]()
+        self._identities: dict[str, dict[PodKind, Identity]] = {}
+        """By namespace."""
+        self._selections: dict[str, dict[PeerSelector, Selection]] = {}
+        """By the namespace of their selectors, which is empty if that is selected."""
+
+    def facts(self, key: ObjectKey) -> PodFacts | None:
+        """What is known of a pod."""
+        return self._pods.get(key)
+
+    def labels_of(self, namespace: str) -> Mapping[str, str] | None:
+        """The labels of a Namespace; None if it is not known."""
+        return self._namespaces.get(namespace)
+
+    def take_touched(self) -> dict[Selection, set[str]]:
+        """The addresses that have entered or left a selection since the last time, or may have other ports there."""
+        touched, self._touched = self._touched, {}
+        return touched
+
+    def place_namespace(self, name: str, labels: Mapping[str, str] | None) -> Steps[None]:
+        """Take the labels of a Namespace; None: it is gone."""
+        self._namespaces.pop(name, None)
+        if labels is not None:
+            self._namespaces[name] = labels
+        for identity in self._identities.get(name, {}).values():
+            selections = self._selections.get("", {})
+            for selection in selections.values():
+                self._compare(selection, identity)
+            yield len(selections)
+
+    def place_pod(self, key: ObjectKey, facts: PodFacts | None) -> Steps[set[str]]:
+        """Take a pod; None: it is gone. Returns the addresses that pods of this node have or had."""
+        before = self._pods.pop(key, None)
+        networks = {*(before.networks if before is not None else ()), *(facts.networks if facts is not None else ())}
+        concerned = networks & self.local.keys()
+        if facts is not None:
+            known = self._identities.get(facts.kind.namespace, {}).get(facts.kind)
+            self._pods[key] = facts._replace(kind=known.kind) if known is not None else facts
+        self._pods_at.put(key, facts.networks if facts is not None else ())
+        for network in networks:
+            yield from self._settle(network)
+        return concerned | (networks & self.local.keys())
+
+    def select(self, selector: PeerSelector) -> Steps[Selection]:
+        """What the selector selects, from now on."""
+        of_scope = self._selections.setdefault(selector.namespace, {})
+        found = of_scope.get(selector)
+        if found is None:
+            found = of_scope[selector] = Selection(selector, set(), 0, set())
+            names = [selector.namespace] if selector.namespace else self._identities
+            for part in parts(identity for name in names for identity in self._identities.get(name, {}).values()):
+                for identity in part:
+                    self._compare(found, identity)
+                yield len(part)
+        return found
+
+    def release(self, selection: Selection) -> None:
+        """Forget a selection, which nobody uses any more."""
+        of_scope = self._selections[selection.selector.namespace]
+        del of_scope[selection.selector]
+        if not of_scope:
+            del self._selections[selection.selector.namespace]
+        for identity in selection.members:
+            identity.selections.discard(selection)
+
+    def _settle(self, network: str) -> Steps[None]:
+        """Find whose address this is now."""
+        pods = [(self._pods[key].rank, key) for key in self._pods_at.owners(network)]
+        owner = self._pods[max(pods)[1]] if pods else None
+        before, after = self.at.pop(network, None), None
+        self.local.pop(network, None)
+        if owner is not None:
+            after = self.at[network] = yield from self._identity(owner.kind)
+            if owner.is_local:
+                self.local[network] = after
+        if before is after:
+            return
+        for identity, count in ((after, 1), (before, -1)):
+            if identity is None:
+                continue
+            identity.networks ^= {network}
+            for selection in identity.selections:
+                selection.size += count
+                self._touched.setdefault(selection, set()).add(network)
+            if not identity.networks:
+                self._forget(identity)
+
+    def _identity(self, kind: PodKind) -> Steps[Identity]:
+        of_namespace = self._identities.setdefault(kind.namespace, {})
+        found = of_namespace.get(kind)
+        if found is None:
+            found = of_namespace[kind] = Identity(kind, dict(kind.labels), dict(kind.ports), set(), set())
+            selections = [one for scope in (kind.namespace, "") for one in self._selections.get(scope, {}).values()]
+            for selection in selections:
+                self._compare(selection, found)
+            yield len(selections)
+        yield 6
+        return found
+
+    def _forget(self, identity: Identity) -> None:
+        of_namespace = self._identities[identity.kind.namespace]
+        del of_namespace[identity.kind]
+        if not of_namespace:
+            del self._identities[identity.kind.namespace]
+        for selection in identity.selections:
+            selection.members.discard(identity)
+
+    def _compare(self, selection: Selection, identity: Identity) -> None:
+        """Let the identity enter or leave the selection."""
+        is_member = self._selects(selection.selector, identity)
+        if (identity in selection.members) == is_member:
+            return
+        selection.members ^= {identity}
+        identity.selections ^= {selection}
+        selection.size += len(identity.networks) * (1 if is_member else -1)
+        self._touched.setdefault(selection, set()).update(identity.networks)
+
+    def _selects(self, selector: PeerSelector, identity: Identity) -> bool:
+        if selector.namespaces is not None:
+            labels = self._namespaces.get(identity.kind.namespace)
+            if labels is None or not holds(selector.namespaces, labels):
+                return False
+        return holds(selector.pods, identity.labels)
