@@ -26,9 +26,11 @@ from kroute.kernel.nftables.objects import (
     NftRule,
     NftSet,
     Table,
+    has_ranges,
     is_interval,
+    is_verdict_map,
 )
-from kroute.kernel.nftables.set_keys import encode_key, key_length
+from kroute.kernel.nftables.set_keys import encode_key, flags_of, key_length, key_type, parts_of
 
 HOOKS_OF_TYPES = {
     "filter": {"prerouting", "input", "forward", "output", "postrouting"},
@@ -92,7 +94,10 @@ class FakeNftTable:
     def _add_set(self, definition: NftSet) -> int:
         if definition.name in self.sets:
             return errno.EEXIST
-        if not set(definition.parts) <= {"ip", "port", "net"} or "net" in definition.parts[:-1]:
+        if (
+            parts_of(self.family, key_type(self.family, definition.parts), flags_of(definition.parts))
+            != definition.parts
+        ):
             return errno.EINVAL
         self.sets[definition.name] = FakeNftSet(definition)
         return 0
@@ -172,6 +177,11 @@ class FakeNftTable:
         for element in change.elements:
             if not self._fits(found.definition, change.set.parts, element):
                 return errno.EINVAL
+            if isinstance(change, AddElements) and is_verdict_map(found.definition.parts):
+                if element[-1] not in self.chains:
+                    return errno.ENOENT
+                if any(other[:-1] == element[:-1] and other != element for other in found.elements):
+                    return errno.EEXIST
             if isinstance(change, AddElements):
                 if _overlaps(found, element):
                     return errno.EEXIST
@@ -189,7 +199,7 @@ class FakeNftTable:
             return False
         is_range = first != last
         return len(first) == key_length(self.family, definition.parts) and (
-            is_interval(definition.parts) or not is_range
+            is_interval(definition.parts) or has_ranges(definition.parts) or not is_range
         )
 
     def _delete(self, change: NftChange) -> int:
@@ -225,6 +235,8 @@ class FakeNftTable:
         if name not in self.chains:
             return errno.ENOENT
         targets = {chain_named_by(it) for rule in self._every_rule() for it in rule.expressions}
+        maps = [found for found in self.sets.values() if is_verdict_map(found.definition.parts)]
+        targets |= {str(element[-1]) for found in maps for element in found.elements}
         if self.rules[name] or name in targets:
             return errno.EBUSY
         del self.chains[name], self.rules[name]
@@ -261,10 +273,22 @@ class FakeNft:
 
 def _overlaps(found: FakeNftSet, element: Element) -> bool:
     """Whether a network overlaps another one that stands: the kernel refuses it, or confuses the two."""
-    if not is_interval(found.definition.parts) or element in found.elements:
+    if element in found.elements:
+        return False
+    if has_ranges(found.definition.parts):
+        return any(_have_a_packet_in_common(element, other) for other in found.elements)
+    if not is_interval(found.definition.parts):
         return False
     network = ip_network(str(element[0]))
     return any(network.overlaps(ip_network(str(it[0]))) for it in found.elements)
+
+
+def _have_a_packet_in_common(one: Element, other: Element) -> bool:
+    return (
+        ip_network(str(one[0])).overlaps(ip_network(str(other[0])))
+        and one[1] == other[1]
+        and max(int(one[2]), int(other[2])) <= min(int(one[3]), int(other[3]))
+    )
 
 
 def _loaded(name: str, parts: dict[int, bytes]) -> range:

@@ -42,7 +42,9 @@ PORTS = NftSet("cluster-ip", ("ip", "port"))
 HAIRPINS = NftSet("hairpin", ("ip", "port", "ip"))
 RANGES = NftSet("source-network", ("ip", "port", "net"))
 NETWORKS = NftSet("pod-network", ("net",))
-SETS = (VIPS, PORTS, HAIRPINS, RANGES, NETWORKS)
+PORT_RANGES = NftSet("port-ranges", ("net", "ports"))
+SETS = (VIPS, PORTS, HAIRPINS, RANGES, NETWORKS, PORT_RANGES)
+JUMPS = NftSet("ingress", ("ip", "jump"))
 NEVER_OVERLAP = (errno.EEXIST, errno.ENOTEMPTY)
 
 ACCEPT = e.verdict(e.VerdictCode.ACCEPT)
@@ -73,6 +75,7 @@ def elements_of(table: Table, definition: NftSet) -> tuple[Element, ...]:
         HAIRPINS: ((first, 6, 80, second), (first, 6, 80, first)),
         RANGES: ((first, 6, 80, narrow), (first, 6, 80, wide), (first, 17, 80, narrow), (second, 6, 1, every)),
         NETWORKS: ((narrow,), (wide,)),
+        PORT_RANGES: ((narrow, 6, 80, 80), (every, 6, 81, 90), (wide, 17, 0, 65535), (every, 132, 7, 7)),
     }[definition]
 
 
@@ -250,6 +253,40 @@ class NftablesContract:
         many = {port("10.2.0.0/16"), port("10.2.0.0/24"), port("10.2.0.0/32"), ("10.0.0.2", 6, 80, "10.2.0.0/15")}
         await make(node, AddElements(RANGES, tuple(many)))
         assert await elements(node, RANGES) == many
+
+    async def test_networks_with_ranges_of_ports_may_be_within_each_other_if_no_packet_matches_two(
+        self, node: Node
+    ) -> None:
+        wide, narrow, one = ("10.0.0.0/8", 6, 80, 90), ("10.2.0.0/16", 6, 91, 99), ("10.2.0.1/32", 6, 1, 79)
+        await make(node, AddElements(PORT_RANGES, (narrow, wide, one)))
+        changes = [DeleteElements(PORT_RANGES, (wide, one)), AddElements(PORT_RANGES, (("10.2.0.1/32", 6, 1, 90),))]
+        assert await node.nftables.transact(T4, changes) == []
+        assert await elements(node, PORT_RANGES) == {narrow, ("10.2.0.1/32", 6, 1, 90)}
+        [(what, why)] = await refusals(node, AddElements(PORT_RANGES, (("10.2.0.1/32", 6, 95, 95),)))
+        assert what == "add 10.2.0.1/32,TCP,95,95 to set port-ranges"
+        assert why in NEVER_OVERLAP
+
+    @pytest.mark.parametrize("table", [T4, T6], ids=str)
+    async def test_an_address_is_led_to_one_chain_and_then_to_another(self, node: Node, table: Table) -> None:
+        first, second = ("10.0.0.1", "10.0.0.2") if table is T4 else ("fd00::1", "fd00::2")
+        await make(node, AddSet(JUMPS), AddChain(PLAIN), AddChain(Chain("other")), table=table)
+        led = ((first, PLAIN.name), (second, "other"))
+        assert await node.nftables.transact(table, [AddElements(JUMPS, led)]) == []
+        assert await elements(node, JUMPS, table) == set(led)
+        moved = [DeleteElements(JUMPS, ((first, PLAIN.name),)), AddElements(JUMPS, ((first, "other"),))]
+        assert await node.nftables.transact(table, [*moved, DeleteChain(PLAIN.name)]) == []
+        assert await elements(node, JUMPS, table) == {(first, "other"), (second, "other")}
+        state = await node.nftables.read(table)
+        assert state is not None
+        assert state.sets[JUMPS.name] == JUMPS
+
+    async def test_a_chain_to_which_an_address_is_led_stays(self, node: Node) -> None:
+        led = AddElements(JUMPS, (("10.0.0.1", PLAIN.name),))
+        await make(node, AddSet(JUMPS), AddChain(PLAIN), AddChain(Chain("other")), led)
+        assert await refusals(node, DeleteChain(PLAIN.name)) == [("delete chain mark-masquerade", errno.EBUSY)]
+        elsewhere, nowhere = (AddElements(JUMPS, (("10.0.0.1", chain),)) for chain in ("other", "nope"))
+        assert [why for _what, why in await refusals(node, elsewhere)] == [errno.EEXIST]
+        assert [why for _what, why in await refusals(node, nowhere)] == [errno.ENOENT]
 
     async def test_rules_are_replaced_in_one_transaction(self, node: Node) -> None:
         await make(node, AddChain(INPUT), AddRule(NftRule("input", (ACCEPT,), "old")))

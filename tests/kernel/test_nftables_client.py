@@ -24,6 +24,7 @@ from kroute.kernel.nftables.objects import (
 from kroute.kernel.nftables.transactions import LARGEST_PORTION
 from tests.kernel import contracts_nftables
 from tests.kernel.contracts_nftables import (
+    JUMPS,
     NETWORKS,
     PORTS,
     RANGES,
@@ -101,6 +102,14 @@ def rules_of_every_kind(table: Table) -> list[tuple[NftRule, str]]:
             "reject with tcp reset",
         ),
         (NftRule("input", (e.reject(e.Refusal.ICMP, 3 if is_ipv4 else 4),)), "reject"),
+        (
+            NftRule("input", (e.payload(1, e.Header.NETWORK, source, size), e.lookup_verdict("ingress", 1))),
+            f"{ip} saddr vmap @ingress",
+        ),
+        (
+            NftRule("input", (e.fib_type_of_source(1), e.compare(1, e.number(e.RouteType.LOCAL)), accept)),
+            "fib saddr type local accept",
+        ),
         (NftRule("input", (e.counter(), e.verdict(e.VerdictCode.RETURN))), "counter packets 0 bytes 0 return"),
         (NftRule("input", (e.verdict(e.VerdictCode.GOTO, "mark-masquerade"),)), "goto mark-masquerade"),
         (
@@ -149,7 +158,7 @@ CHAINS = (
 @pytest.mark.parametrize("table", [T4, T6], ids=str)
 async def test_nft_prints_our_rules_as_a_person_would_write_them(node: RealNode, table: Table) -> None:
     rules = rules_of_every_kind(table)
-    await make(node, *map(AddChain, CHAINS), *(AddRule(rule) for rule, _ in rules), table=table)
+    await make(node, AddSet(JUMPS), *map(AddChain, CHAINS), *(AddRule(rule) for rule, _ in rules), table=table)
     for chain in CHAINS:
         lines = [line.strip() for line in run(f"nft list chain {table} {chain.name}").splitlines()[2:-2]]
         wanted = [text for rule, text in rules if rule.chain == chain.name]
@@ -163,7 +172,7 @@ async def test_nft_prints_our_rules_as_a_person_would_write_them(node: RealNode,
 @pytest.mark.parametrize("table", [T4, T6], ids=str)
 async def test_the_kernel_gives_rules_back_as_they_were_written(node: RealNode, table: Table) -> None:
     rules = [rule for rule, _ in rules_of_every_kind(table)]
-    await make(node, *map(AddChain, CHAINS), *map(AddRule, rules), table=table)
+    await make(node, AddSet(JUMPS), *map(AddChain, CHAINS), *map(AddRule, rules), table=table)
     state = await node.nftables.read(table)
     assert state is not None
     assert sorted(rule for _handle, rule in state.rules) == sorted(rules)
@@ -187,6 +196,7 @@ async def test_nft_prints_our_sets_as_it_would_have_made_them(node: RealNode, ta
         "hairpin": ([*of_port, address], []),
         "source-network": ([*of_port, address, address], []),
         "pod-network": (address, ["interval"]),
+        "port-ranges": (of_port, ["interval"]),
     }
 
 
@@ -194,7 +204,7 @@ async def test_nft_prints_our_sets_as_it_would_have_made_them(node: RealNode, ta
 async def test_what_nft_lists_it_can_load_again_and_we_read_the_same(node: RealNode, table: Table) -> None:
     rules = [rule for rule, _ in rules_of_every_kind(table)]
     filled = [AddElements(it, elements_of(table, it)) for it in SETS]
-    await make(node, *map(AddChain, CHAINS), *map(AddRule, rules), *filled, table=table)
+    await make(node, AddSet(JUMPS), *map(AddChain, CHAINS), *map(AddRule, rules), *filled, table=table)
     listed, before = run(f"nft list table {table}"), await node.nftables.read(table)
     run(f"nft delete table {table}")
     run_nft(listed)

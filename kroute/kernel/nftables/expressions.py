@@ -34,6 +34,7 @@ KNOWN_ATTRIBUTES = {
     "nat": 7,
     "reject": 2,
     "fib": 3,
+    "range": 4,
 }
 """The highest attribute of each expression that kroute knows the meaning of."""
 
@@ -136,8 +137,17 @@ def ct(to: int, key: Ct) -> bytes:
 
 def fib_type_of_destination(to: int) -> bytes:
     """Load the RouteType of the packet's destination into a register: four bytes, as of a packet without a mark."""
-    # NFTA_FIB_DREG, NFTA_FIB_RESULT: NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_FLAGS: NFTA_FIB_F_DADDR
-    return _expression("fib", be32(1, to), be32(2, 3), be32(3, 2))
+    return _fib_type(to, 2)  # NFTA_FIB_F_DADDR
+
+
+def fib_type_of_source(to: int) -> bytes:
+    """The same of the packet's source."""
+    return _fib_type(to, 1)  # NFTA_FIB_F_SADDR
+
+
+def _fib_type(to: int, address: int) -> bytes:
+    # NFTA_FIB_DREG, NFTA_FIB_RESULT: NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_FLAGS
+    return _expression("fib", be32(1, to), be32(2, 3), be32(3, address))
 
 
 def bitwise(at: int, mask: bytes, xor: bytes) -> bytes:
@@ -149,6 +159,16 @@ def bitwise(at: int, mask: bytes, xor: bytes) -> bytes:
 def compare(at: int, value: bytes, *, equal: bool = True) -> bytes:
     """Match if a register begins with these bytes (`equal`), or if it does not."""
     return _expression("cmp", be32(1, at), be32(2, 0 if equal else 1), attribute(3, _value(value)))
+
+
+def between(at: int, first: bytes, last: bytes) -> bytes:
+    """Match if a register begins with bytes from the first to the last."""
+    return _expression("range", be32(1, at), be32(2, 0), attribute(3, _value(first)), attribute(4, _value(last)))
+
+
+def lookup_verdict(map_name: str, key: int) -> bytes:
+    """Do what a verdict map says of the key that begins at a register. Does not match if it says nothing."""
+    return _expression("lookup", text(1, map_name), be32(2, key), be32(3, NO_REGISTER), be32(5, 0))
 
 
 def lookup(set_name: str, key: int, *, inverted: bool = False) -> bytes:
@@ -163,8 +183,13 @@ def immediate(to: int, value: bytes) -> bytes:
 
 def verdict(decision: VerdictCode, chain: str = "") -> bytes:
     """Decide what becomes of the packet; JUMP and GOTO name a chain."""
+    return _expression("immediate", be32(1, NO_REGISTER), attribute(2, verdict_data(decision, chain)))
+
+
+def verdict_data(decision: VerdictCode, chain: str = "") -> bytes:
+    """A verdict as the data of an expression, or of an element of a verdict map."""
     parts = be32(VERDICT_CODE, decision & 0xFFFFFFFF) + (text(VERDICT_CHAIN, chain) if chain else b"")
-    return _expression("immediate", be32(1, NO_REGISTER), attribute(2, attribute(DATA_VERDICT, parts)))
+    return attribute(DATA_VERDICT, parts)
 
 
 def masquerade(*, fully_random: bool) -> bytes:

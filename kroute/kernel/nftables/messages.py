@@ -2,7 +2,8 @@
 
 The numbers are those of include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h. Numbers in attributes are in network
 byte order. A network alone is two elements in the kernel: its first address, and the address after its last one, with a
-flag; the network that ends with the last of all addresses has no second one. Userdata is what nft(8) leaves with its
+flag; the network that ends with the last of all addresses has no second one. A concatenation of intervals is one
+element with two keys. Userdata is what nft(8) leaves with its
 objects, in libnftnl's form: type, length, content, each byte-sized.
 """
 
@@ -27,12 +28,30 @@ from kroute.kernel.netlink.message import (
     to_be32,
     to_text,
 )
-from kroute.kernel.nftables.expressions import DATA_VALUE, LIST_ELEMENT
-from kroute.kernel.nftables.objects import Chain, Element, NftChain, NftRule, NftSet, Table, is_interval
+from kroute.kernel.nftables.expressions import (
+    DATA_VALUE,
+    DATA_VERDICT,
+    LIST_ELEMENT,
+    VERDICT_CHAIN,
+    VerdictCode,
+    verdict_data,
+)
+from kroute.kernel.nftables.objects import (
+    Chain,
+    Element,
+    NftChain,
+    NftRule,
+    NftSet,
+    Table,
+    has_ranges,
+    is_interval,
+    is_verdict_map,
+)
 from kroute.kernel.nftables.set_keys import (
     DESCRIPTION_CONCAT,
     DESCRIPTION_SIZE,
     byte_order,
+    concatenation,
     decode_key,
     encode_key,
     flags_of,
@@ -41,7 +60,7 @@ from kroute.kernel.nftables.set_keys import (
     parts_of,
 )
 
-ELEMENT_KEY, ELEMENT_FLAGS = 1, 3
+ELEMENT_KEY, ELEMENT_DATA, ELEMENT_FLAGS, ELEMENT_KEY_END = 1, 2, 3, 10
 _INTERVAL_END = 0x1
 _END_FLAG = attribute(ELEMENT_FLAGS, _INTERVAL_END.to_bytes(4, "big"))
 _HEADERS = struct.Struct("=HHHHHH")
@@ -72,6 +91,9 @@ CHAIN_TABLE, CHAIN_NAME, CHAIN_HOOK, CHAIN_POLICY, CHAIN_TYPE = 1, 3, 4, 5, 7
 HOOK_NUMBER, HOOK_PRIORITY = 1, 2
 RULE_CHAIN, RULE_HANDLE, RULE_EXPRESSIONS, RULE_USERDATA = 2, 3, 4, 7
 SET_NAME, SET_FLAGS, SET_KEY_TYPE, SET_KEY_LENGTH, SET_DESCRIPTION, SET_ID, SET_USERDATA = 2, 3, 4, 5, 9, 10, 13
+SET_DATA_TYPE = 6
+VERDICTS = 0xFFFFFF00
+"""NFT_DATA_VERDICT, the type of a verdict map's data."""
 LIST_SET, LIST_ELEMENTS = 2, 3
 GENERATION_ID, GENERATION_PROCESS, GENERATION_PROGRAM = 1, 2, 3
 
@@ -139,6 +161,10 @@ def new_set(table: Table, definition: NftSet, number: int) -> bytes:
     if flags := flags_of(parts):
         content.append(be32(SET_FLAGS, flags))
     content += [be32(SET_KEY_TYPE, key_type(family, parts)), be32(SET_KEY_LENGTH, key_length(family, parts))]
+    if is_verdict_map(parts):
+        content.append(be32(SET_DATA_TYPE, VERDICTS))
+    if described := concatenation(family, parts):
+        content.append(attribute(SET_DESCRIPTION, described))
     content += [be32(SET_ID, number), attribute(SET_USERDATA, _userdata(SET_BYTE_ORDER, byte_order(parts)))]
     return table_message(Message.NEWSET, NLM_F_CREATE | NLM_F_EXCL, table, *content)
 
@@ -148,11 +174,15 @@ def parse_set(payload: bytes) -> NftSet:
     found = attributes(payload, NFNETLINK_HEADER.size)
     flags = to_be32(found.get(SET_FLAGS, bytes(4)))
     described = attributes(found.get(SET_DESCRIPTION, b""))
-    parts = parts_of(payload[0], to_be32(found[SET_KEY_TYPE]), flags)
+    family = payload[0]
+    parts = parts_of(family, to_be32(found[SET_KEY_TYPE]), flags)
+    wanted = attributes(concatenation(family, parts)).get(DESCRIPTION_CONCAT)
     if DESCRIPTION_SIZE in described:
         parts += (f"at most {to_be32(described[DESCRIPTION_SIZE])}",)
-    elif DESCRIPTION_CONCAT in described:
+    elif described.get(DESCRIPTION_CONCAT) != wanted:
         parts += ("otherwise concatenated",)
+    elif is_verdict_map(parts) and to_be32(found[SET_DATA_TYPE]) != VERDICTS:
+        parts += ("other data",)
     return NftSet(to_text(found[SET_NAME]), parts)
 
 
@@ -223,6 +253,11 @@ def _userdata(kind: int, content: bytes) -> bytes:
 def encode_element(family: int, parts: tuple[str, ...], element: Element) -> bytes:
     """The element as one or two elements of a list. Raises ValueError if it does not fit the set."""
     first, last = encode_key(family, parts, element)
+    if has_ranges(parts):
+        return _listed(_key(ELEMENT_KEY, first) + _key(ELEMENT_KEY_END, last))
+    if is_verdict_map(parts):
+        data = attribute(ELEMENT_DATA, verdict_data(VerdictCode.JUMP, str(element[-1])))
+        return _listed(_key(ELEMENT_KEY, first) + data)
     if not is_interval(parts):
         return _headers(len(first)) + first
     end = int.from_bytes(last, "big") + 1
@@ -238,10 +273,15 @@ def elements_message(kind: Message, table: Table, set_name: str, encoded: Iterab
 
 
 class Key(NamedTuple):
-    """An element as the kernel lists it, and whether it is the end of an interval."""
+    """An element as the kernel lists it, and whether it is the end of an interval.
+
+    `last` is the other key of a concatenation of intervals, `chain` the one to which a verdict map leads.
+    """
 
     value: bytes
     is_end: bool = False
+    last: bytes = b""
+    chain: str = ""
 
 
 def parse_keys(payload: bytes) -> list[Key]:
@@ -255,7 +295,10 @@ def parse_keys(payload: bytes) -> list[Key]:
         if ELEMENT_KEY not in element:
             continue  # a catch-all element, which has none
         is_end = bool(int.from_bytes(element.get(ELEMENT_FLAGS, b""), "big") & _INTERVAL_END)
-        found.append(Key(attributes(element[ELEMENT_KEY])[DATA_VALUE], is_end))
+        last = attributes(element[ELEMENT_KEY_END])[DATA_VALUE] if ELEMENT_KEY_END in element else b""
+        verdict = attributes(attributes(element.get(ELEMENT_DATA, b"")).get(DATA_VERDICT, b""))
+        chain = to_text(verdict.get(VERDICT_CHAIN, b""))
+        found.append(Key(attributes(element[ELEMENT_KEY])[DATA_VALUE], is_end, last, chain))
     return found
 
 
@@ -279,7 +322,11 @@ def _plain_keys(listed: bytes) -> list[Key]:
 
 def decode_elements(table: Table, of: NftSet, keys: Sequence[Key]) -> Iterator[Element]:
     """The elements of some parts of a listing; of all parts, if the set has networks alone."""
-    ends = _intervals(keys) if is_interval(of.parts) else ((key.value, key.value) for key in keys)
+    if is_verdict_map(of.parts):
+        for key in keys:
+            yield from ((*found, key.chain) for found in decode_key(table.family, of.parts, key.value, key.value))
+        return
+    ends = _intervals(keys) if is_interval(of.parts) else ((key.value, key.last or key.value) for key in keys)
     for first, last in ends:
         yield from decode_key(table.family, of.parts, first, last)
 
@@ -290,7 +337,7 @@ def _intervals(keys: Sequence[Key]) -> Iterator[tuple[bytes, bytes]]:
         return
     size = len(keys[0].value)
     # At the same address the end of one interval comes before the start of the next.
-    bounds = sorted((int.from_bytes(key, "big"), not is_end) for key, is_end in keys)
+    bounds = sorted((int.from_bytes(key.value, "big"), not key.is_end) for key in keys)
     for (first, is_start), (after, _) in pairwise([*bounds, (1 << 8 * size, False)]):
         if is_start:
             yield first.to_bytes(size, "big"), (after - 1).to_bytes(size, "big")

@@ -33,6 +33,15 @@ def is_interval(parts: Sequence[str]) -> bool:
     return tuple(parts) == ("net",)
 
 
+def has_ranges(parts: Sequence[str]) -> bool:
+    """Whether a set of these parts has concatenations of intervals: a network, and ports from one to another."""
+    return "ports" in parts
+
+
+def is_verdict_map(parts: Sequence[str]) -> bool:
+    return parts[-1:] == ("jump",)
+
+
 class NftSet(NamedTuple):
     """A set, and what its elements consist of.
 
@@ -42,6 +51,10 @@ class NftSet(NamedTuple):
         net   (address/prefix length,). Only the last part may be one. If it is the only part, the networks of the
               set must not overlap, and the set has every address in them. Behind other parts a network is a key like
               any other, of its first and its last address: the caller that looks it up computes these.
+        ports (protocol number, first port, last port). Only behind a network at the beginning. No two elements of the
+              set may have a packet in common, though their networks may be within each other.
+        jump  (chain,), the last part. It belongs to no key: the set is a verdict map, which leads a packet to the
+              chain. An element is deleted by its key.
     """
 
     name: str
@@ -142,7 +155,7 @@ class AddChain(Change, frozen=True):
 
 
 class DeleteChain(Change, frozen=True):
-    """Delete a chain. Refused: ENOENT if there is none, EBUSY while it has rules or a rule of another jumps to it."""
+    """Delete a chain. Refused: ENOENT if there is none, EBUSY while it has rules or something jumps to it."""
 
     words = "delete chain {change.name}"
 
@@ -184,8 +197,8 @@ class DeleteRule(Change, frozen=True):
 class AddElements(Change, frozen=True):
     """Add elements to a set. Those that the set has are no failure.
 
-    Refused: ENOENT if there is no such set, EINVAL for an element that does not fit, EEXIST or ENOTEMPTY for a network
-    that overlaps another one.
+    Refused: ENOENT if there is no such set or chain, EINVAL for an element that does not fit, EEXIST or ENOTEMPTY for
+    a network that overlaps another one, EEXIST for a key that leads to another chain.
     """
 
     set: NftSet

@@ -4,7 +4,8 @@ A key is the concatenation of its fields, each padded to a multiple of four byte
 (`enum datatypes` of its datatype.h): the kernel only stores them, and nft shows the set by them.
 
 A network alone is an interval. Behind other parts it is two fields, its first and its last address: concatenations
-with intervals (pipapo) cost the kernel time for each element that a set has, whenever one is added or deleted.
+with intervals (pipapo) cost the kernel time for each element that a set has, whenever one is added or deleted. Sets of
+ranges of ports are such concatenations, and are for what has few elements.
 """
 
 import socket
@@ -15,10 +16,10 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network, summarize_address_range
 from itertools import product
 
-from kroute.kernel.netlink.message import unpack_address
-from kroute.kernel.nftables.objects import Element, is_interval
+from kroute.kernel.netlink.message import attribute, be32, unpack_address
+from kroute.kernel.nftables.objects import Element, has_ranges, is_interval, is_verdict_map
 
-SET_INTERVAL = 0x4
+SET_INTERVAL, SET_MAP, SET_CONCAT = 0x4, 0x8, 0x80
 DESCRIPTION_SIZE, DESCRIPTION_CONCAT = 1, 2
 
 _IPV4_ADDR, _IPV6_ADDR, _INET_PROTO, _INET_SERVICE = 7, 8, 12, 13
@@ -26,6 +27,8 @@ _ADDRESS_TYPES: dict[int, tuple[int, int]] = {socket.AF_INET: (_IPV4_ADDR, 4), s
 """nft's type of an address, and its length in bytes."""
 _TYPE_BITS = 6
 _BYTEORDER_INVALID, _BYTEORDER_BIG_ENDIAN = 0, 2
+
+_LIST_ELEMENT, _FIELD_LENGTH = 1, 1
 
 _PORT = struct.Struct("!BxxxHxx")
 """Protocol number and port, each padded."""
@@ -35,10 +38,11 @@ def fields(family: int, parts: Sequence[str]) -> list[tuple[int, int]]:
     """nft's type and the length in bytes of each field of the key."""
     found: list[tuple[int, int]] = []
     for part in parts:
-        if part == "port":
+        if part in {"port", "ports"}:
             found += [(_INET_PROTO, 1), (_INET_SERVICE, 2)]
-        else:
-            found += [_ADDRESS_TYPES[family]] * (2 if part == "net" and not is_interval(parts) else 1)
+        elif part != "jump":
+            is_pair = part == "net" and not is_interval(parts) and not has_ranges(parts)
+            found += [_ADDRESS_TYPES[family]] * (2 if is_pair else 1)
     return found
 
 
@@ -57,7 +61,16 @@ def key_length(family: int, parts: tuple[str, ...]) -> int:
 
 
 def flags_of(parts: Sequence[str]) -> int:
-    return SET_INTERVAL if is_interval(parts) else 0
+    flags = SET_INTERVAL if is_interval(parts) else SET_INTERVAL | SET_CONCAT if has_ranges(parts) else 0
+    return flags | (SET_MAP if is_verdict_map(parts) else 0)
+
+
+def concatenation(family: int, parts: Sequence[str]) -> bytes:
+    """The lengths of the fields, as the kernel is told those of a concatenation of intervals; else nothing."""
+    if not has_ranges(parts):
+        return b""
+    lengths = (be32(_FIELD_LENGTH, length) for _kind, length in fields(family, parts))
+    return attribute(DESCRIPTION_CONCAT, b"".join([attribute(_LIST_ELEMENT, length) for length in lengths]))
 
 
 def byte_order(parts: Sequence[str]) -> bytes:
@@ -68,6 +81,8 @@ def byte_order(parts: Sequence[str]) -> bytes:
 
 _PARTS: tuple[tuple[str, ...], ...] = (
     ("net",),
+    ("net", "ports"),
+    ("ip", "jump"),
     *((*before, "port", "net") for before in ((), ("ip",))),
     *(parts for count in (1, 2, 3) for parts in product(("ip", "port"), repeat=count)),
 )
@@ -81,7 +96,7 @@ def parts_of(family: int, number: int, flags: int) -> tuple[str, ...]:
 
 
 def encode_key(family: int, parts: tuple[str, ...], element: Element) -> tuple[bytes, bytes]:
-    """The first and the last key of an element, which are equal unless it is a network alone.
+    """The first and the last key of an element, which are equal unless it is an interval.
 
     Raises ValueError if the element does not fit.
     """
@@ -92,15 +107,20 @@ def encode_key(family: int, parts: tuple[str, ...], element: Element) -> tuple[b
             if part == "port":
                 low = high = _PORT.pack(int(element[at]), int(element[at + 1]))
                 at += 1
+            elif part == "ports":
+                low, high = (_PORT.pack(int(element[at]), int(port)) for port in element[at + 1 : at + 3])
+                at += 2
+            elif part == "jump":
+                low = high = b""
             elif part == "net":
                 low, high = _ends(str(element[at]))
-                if len(parts) > 1:
+                if len(parts) > 1 and not has_ranges(parts):
                     low = high = low + high
             else:
                 low = high = socket.inet_pton(family, str(element[at]))
             at += 1
             first, last = first + low, last + high
-    except (IndexError, OSError, struct.error):
+    except (IndexError, OSError, ValueError, struct.error):
         at = -1
     if at != len(element) or len(first) != key_length(family, parts):
         raise ValueError(f"element {element} does not fit a set of {','.join(parts)}")
@@ -116,6 +136,13 @@ def decode_key(family: int, parts: Sequence[str], first: bytes, last: bytes) -> 
         if part == "port":
             found += _PORT.unpack_from(first, offset)
             offset += _PORT.size
+        elif part == "ports":
+            found += [*_PORT.unpack_from(first, offset), _PORT.unpack_from(last, offset)[1]]
+        elif part == "net" and has_ranges(parts):
+            found.append(_network(first[:size], last[:size]))
+            offset += size
+        elif part == "jump":
+            continue
         elif part == "ip":
             found.append(unpack_address(first[offset : offset + size]))
             offset += size
