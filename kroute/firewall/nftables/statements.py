@@ -135,7 +135,7 @@ def rule(comment: str, *statements: Statement) -> Rule:
     return Rule(statements, comment)
 
 
-class _Addresses(msgspec.Struct, frozen=True):
+class PacketAddresses(msgspec.Struct, frozen=True):
     """Where a family's packets have their addresses, in bytes, and what nft calls them."""
 
     word: str
@@ -164,9 +164,9 @@ class _Addresses(msgspec.Struct, frozen=True):
         return f"{self.word} {'saddr' if end is End.SOURCE else 'daddr'}"
 
 
-_ADDRESSES = {
-    Family.IPV4: _Addresses("ip", 4, {End.SOURCE: 12, End.DESTINATION: 16}),
-    Family.IPV6: _Addresses("ip6", 16, {End.SOURCE: 8, End.DESTINATION: 24}),
+ADDRESSES = {
+    Family.IPV4: PacketAddresses("ip", 4, {End.SOURCE: 12, End.DESTINATION: 16}),
+    Family.IPV6: PacketAddresses("ip6", 16, {End.SOURCE: 8, End.DESTINATION: 24}),
 }
 _PING = {Family.IPV4: ("icmp", 1, 8), Family.IPV6: ("icmpv6", 58, 128)}
 """nft's word, and the numbers of the protocol and of an echo request."""
@@ -179,7 +179,7 @@ def in_set(
 
     Of a set with networks behind other parts, the networks of this prefix length are looked up.
     """
-    addresses = _ADDRESSES[family]
+    addresses = ADDRESSES[family]
     ends = iter(by or LOOKED_UP[which])
     names: list[str] = []
     loads: list[bytes] = []
@@ -291,7 +291,7 @@ def not_from_local_pods(settings: Settings, family: Family) -> Statement:
 
 def with_address(family: Family, end: End, text: str) -> Statement:
     """Packets with an address in a network, which is the text of one."""
-    network, addresses = ip_network(text), _ADDRESSES[family]
+    network, addresses = ip_network(text), ADDRESSES[family]
     is_one = network.prefixlen == network.max_prefixlen
     mask = () if is_one else (masked(network.netmask.packed),)
     return matching(
@@ -378,7 +378,7 @@ def translated(family: Family, address: str) -> Statement:
 
 def keep_destination(family: Family) -> Statement:
     """Replace the destination by itself, so that no other chain replaces it."""
-    addresses = _ADDRESSES[family]
+    addresses = ADDRESSES[family]
     kept = addresses.load(AT, End.DESTINATION), destination_nat(family.number, AT)
     return _ending(f"dnat to {addresses.name(End.DESTINATION)}", Action(Ending.ACCEPTED), *kept)
 

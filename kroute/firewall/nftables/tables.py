@@ -202,7 +202,7 @@ def differences(state: TableState, rules: NftablesRules) -> list[str]:
             found.append(f"chain {wanted.name} is missing")
         elif state.chains[wanted.name] != chains[wanted.name]:
             found.append(f"chain {wanted.name} has another type, hook, priority or policy")
-        elif not _are_same(found_rules.get(wanted.name, []), wanted.kernel_rules):
+        elif not are_same(found_rules.get(wanted.name, []), wanted.kernel_rules):
             found.append(f"chain {wanted.name} has other rules")
     found += [f"chain {name} is not kroute's" for name in state.chains if name not in chains]
     return found + [f"set {name} is not kroute's" for name in _foreign_sets(state)]
@@ -226,7 +226,7 @@ def _foreign_sets(state: TableState) -> list[str]:
     return [name for name in state.sets if name not in ours and not name.startswith(ANONYMOUS)]
 
 
-def _are_same(found: Sequence[NftRule], wanted: Sequence[NftRule]) -> bool:
+def are_same(found: Sequence[NftRule], wanted: Sequence[NftRule]) -> bool:
     return len(found) == len(wanted) and all(
         one.comment == other.comment
         and len(one.expressions) == len(other.expressions)

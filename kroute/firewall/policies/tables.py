@@ -1,0 +1,303 @@
+"""Writes the tables of network policies: what differs from the plan, and nothing else.
+
+A table exists in both families while a pod of this node is isolated, unless the kernel lacks the family. A change is
+written in up to three steps. At first what is missing of chains and sets is made, with their rules, and the sets of new
+groups are filled: no packet is led there yet. Then one transaction changes all other elements, leads the pods to their
+groups, and deletes the groups that no pod has.
+"""
+
+import errno
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from kroute.firewall.nftables.tables import ANONYMOUS, UNSUPPORTED, are_same
+from kroute.firewall.policies.rules import BASE_CHAINS, MAPS, OWN, TABLES, Group, base_chains, group_rules, pod_elements
+from kroute.kernel.clients import NftablesClient
+from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.nftables.objects import (
+    AddChain,
+    AddElements,
+    AddRule,
+    AddSet,
+    AddTable,
+    Chain,
+    DeleteChain,
+    DeleteElements,
+    DeleteSet,
+    DeleteTable,
+    Element,
+    ElementChange,
+    FlushChain,
+    NftChange,
+    NftRule,
+    NftSet,
+    Table,
+    TableState,
+)
+from kroute.model.addresses import Family, family_of
+from kroute.model.policy_plan import ANY, GroupChange, GroupKey, PodGroups, PolicyChange, PortRange
+from kroute.reconcile.cleanup_report import CleanupReport
+
+Elements = dict[NftSet, list[Element]]
+Allowed = Iterable[tuple[GroupKey, Iterator[tuple[str, PortRange]]]]
+"""Groups with what they allow: networks with their ranges of ports (`PolicyCatalog.groups`)."""
+
+_BASE_SETS = (*MAPS.values(), OWN)
+
+
+class Difference(msgspec.Struct):
+    """What is to be changed in one table. `drift` says what was wrong, one sentence each."""
+
+    made: list[NftChange] = msgspec.field(default_factory=list)
+    filled: Elements = msgspec.field(default_factory=dict)
+    removed: Elements = msgspec.field(default_factory=dict)
+    added: Elements = msgspec.field(default_factory=dict)
+    gone: list[NftChange] = msgspec.field(default_factory=list)
+    drift: list[str] = msgspec.field(default_factory=list)
+
+    def make(self, chain: Chain, rules: Iterable[NftRule]) -> None:
+        self.made += [AddChain(chain), *map(AddRule, rules)]
+
+
+class PolicyTables:
+    """Owns the tables `ip kroute-policies` and `ip6 kroute-policies` with all that is in them."""
+
+    def __init__(self, nftables: NftablesClient) -> None:
+        self._nftables = nftables
+        self._present: set[Family] = set()
+        """The families whose tables exist, as far as is known."""
+        self._pods: dict[str, PodGroups] = {}
+        """The groups to which the kernel leads the addresses of pods."""
+
+    async def write(self, change: PolicyChange) -> None:
+        """Make a change of the plan. After a KernelError `restore` has to find out what was made."""
+        pods = {**self._pods, **change.pods}
+        isolated = {address: groups for address, groups in pods.items() if groups is not None}
+        if isolated:
+            for family, difference in self._differences(change).items():
+                await self._write(family, difference)
+        else:
+            await self._delete(self._present)
+        self._pods = isolated
+
+    async def restore(self, allowed: Allowed, pods: Mapping[str, PodGroups]) -> list[str]:
+        """Read the tables, and write what differs from the plan; returns what was wrong, one sentence each.
+
+        KernelError if something cannot be read or written.
+        """
+        names = await self._nftables.tables()
+        self._present = {family for family in Family if TABLES[family].listed_as in names}
+        drift: list[str] = []
+        if pods:
+            for family, difference in (await self._compare(allowed, pods)).items():
+                await self._write(family, difference)
+                drift += [f"table {TABLES[family]}: {what}" for what in difference.drift]
+        else:
+            drift += [f"table {TABLES[family]}: no pod is isolated" for family in self._present]
+            await self._delete(self._present)
+        self._pods = dict(pods)
+        return drift
+
+    async def remove(self, report: CleanupReport) -> None:
+        """Delete the tables, from whichever run they are."""
+        names = await self._nftables.tables()
+        for family in [family for family in Family if TABLES[family].listed_as in names]:
+            table = TABLES[family]
+            with report.step(f"table {table}"):
+                await self._delete([family])
+                report.add(f"delete table {table}")
+
+    def _differences(self, change: PolicyChange) -> dict[Family, Difference]:
+        found = {family: Difference() for family in Family}
+        for family in found.keys() - self._present:
+            _make_base(family, found[family])
+        for key, of_group in change.groups.items():
+            _change_group(Group.of(key), of_group, found)
+        for address, groups in change.pods.items():
+            difference = found[family_of(address)]
+            before, after = (dict(pod_elements(address, one)) for one in (self._pods.get(address), groups))
+            _put(difference.removed, *(before.items() - after.items()))
+            _put(difference.added, *(after.items() - before.items()))
+        for group in map(Group.of, change.gone):
+            for difference in found.values():
+                difference.gone += _deletions([group.chain], [definition.name for definition in group.sets])
+        return found
+
+    async def _compare(self, allowed: Allowed, pods: Mapping[str, PodGroups]) -> dict[Family, Difference]:
+        """What differs between the kernel's tables and the plan. One group is compared after another."""
+        listed = [(Group.of(key), elements) for key, elements in allowed]
+        sets = [*_BASE_SETS, *(definition for group, _ in listed for definition in group.sets)]
+        names = {definition.name: definition for definition in sets}
+        found = {family: Difference() for family in Family}
+        states = {family: await self._state(family, names) for family in Family}
+        for family, difference in found.items():
+            _compare_base(family, states[family], difference)
+        for group, elements in listed:
+            wanted: dict[Family, Elements] = {family: {} for family in Family}
+            for network, ports in elements:
+                _put(wanted[family_of(network)], group.place(network, *ports))
+            for family, difference in found.items():
+                is_new = _compare_group(family, group, states[family], difference)
+                added = difference.filled if is_new else difference.added
+                for definition in group.sets:
+                    of_set = wanted[family].get(definition, [])
+                    await self._compare_set(family, states[family], definition, of_set, difference, added)
+        for family, difference in found.items():
+            of_family = [
+                one for address in pods if family_of(address) is family for one in pod_elements(address, pods[address])
+            ]
+            led: Elements = {}
+            _put(led, *of_family)
+            for definition in _BASE_SETS:
+                of_set = led.get(definition, [])
+                await self._compare_set(family, states[family], definition, of_set, difference, difference.added)
+            _delete_others(states[family], {group.chain for group, _ in listed}, names, difference)
+        return found
+
+    async def _state(self, family: Family, sets: Mapping[str, NftSet]) -> TableState:
+        """What the table has; one that another program has made unusable is deleted at first."""
+        table = TABLES[family]
+        state = await self._nftables.read(table) if family in self._present else None
+        if state is not None and _is_unusable(state, sets):
+            await self._delete([family])
+            state = None
+        return state if state is not None else TableState({}, {}, [])
+
+    async def _compare_set(
+        self,
+        family: Family,
+        state: TableState,
+        definition: NftSet,
+        wanted: list[Element],
+        difference: Difference,
+        added: Elements,
+    ) -> None:
+        found: set[Element] = set()
+        if definition.name in state.sets:
+            async for part in self._nftables.elements(TABLES[family], definition):
+                found.update(part)
+        surplus, missing = found.difference(wanted), set(wanted) - found
+        _put(difference.removed, *((definition, element) for element in surplus))
+        _put(added, *((definition, element) for element in missing))
+        if surplus:
+            difference.drift.append(f"set {definition.name} had {len(surplus)} elements that are not of the plan")
+        if missing:
+            difference.drift.append(f"set {definition.name} lacked {len(missing)} elements")
+
+    async def _write(self, family: Family, difference: Difference) -> None:
+        table = TABLES[family]
+        refused = await self._transact(table, difference.made)
+        if family not in self._present and any(failure.errno in UNSUPPORTED for failure in refused):
+            return  # no pod has an address of a family that the kernel lacks
+        if not refused:
+            self._present.add(family)
+            refused = await self._nftables.write(table, _element_changes(AddElements, difference.filled))
+            removed = _element_changes(DeleteElements, difference.removed)
+            added = _element_changes(AddElements, difference.added)
+            refused += await self._change(table, [*removed, *added, *difference.gone])
+        for failure in refused:
+            raise KernelError(f"table {table}: {failure}; trying again", errno=failure.errno)
+
+    async def _change(self, table: Table, changes: Sequence[NftChange]) -> list[Failure[NftChange]]:
+        """Make all changes at one moment; without those of a set, if the kernel refuses some of these."""
+        refused = await self._transact(table, changes)
+        names = {failure.change.set.name for failure in refused if isinstance(failure.change, ElementChange)}
+        if names:
+            rest = [one for one in changes if not isinstance(one, ElementChange) or one.set.name not in names]
+            refused += await self._transact(table, rest)
+        return refused
+
+    async def _transact(self, table: Table, changes: Sequence[NftChange]) -> list[Failure[NftChange]]:
+        return await self._nftables.transact(table, changes) if changes else []
+
+    async def _delete(self, families: Iterable[Family]) -> None:
+        for family in list(families):
+            for failure in await self._nftables.transact(TABLES[family], [DeleteTable()]):
+                if failure.errno != errno.ENOENT:
+                    raise KernelError(f"table {TABLES[family]}: {failure}; trying again", errno=failure.errno)
+            self._present.discard(family)
+
+
+def _put(elements: Elements, *placed: tuple[NftSet, Element]) -> None:
+    for definition, element in placed:
+        elements.setdefault(definition, []).append(element)
+
+
+def _make_base(family: Family, difference: Difference) -> None:
+    difference.made += [AddTable(), *map(AddSet, _BASE_SETS)]
+    for chain, rules in base_chains(family).items():
+        difference.make(chain, rules)
+
+
+def _change_group(group: Group, change: GroupChange, found: Mapping[Family, Difference]) -> None:
+    if change.is_new:
+        for family, difference in found.items():
+            difference.made += map(AddSet, group.sets)
+            difference.make(Chain(group.chain), group_rules(family, group))
+    added = [*((network, *ANY) for network in change.networks_added), *change.ports_added]
+    removed = [*((network, *ANY) for network in change.networks_removed), *change.ports_removed]
+    for element in added:
+        difference = found[family_of(element[0])]
+        _put(difference.filled if change.is_new else difference.added, group.place(*element))
+    for element in removed:
+        _put(found[family_of(element[0])].removed, group.place(*element))
+
+
+def _is_unusable(state: TableState, sets: Mapping[str, NftSet]) -> bool:
+    """Whether the table lacks some base chain or set, or has something of another kind: it is made anew."""
+    base_sets = {definition.name for definition in _BASE_SETS}
+    chains = {chain.name: chain for chain in BASE_CHAINS}
+    return (
+        state.is_dormant
+        or not base_sets <= state.sets.keys()
+        or not chains.keys() <= state.chains.keys()
+        or any(sets.get(name, found) != found for name, found in state.sets.items())
+        or any(chains.get(name, Chain(name)) != found for name, found in state.chains.items())
+    )
+
+
+def _compare_base(family: Family, state: TableState, difference: Difference) -> None:
+    if not state.chains:
+        difference.drift.append("there was none")
+        _make_base(family, difference)
+        return
+    for chain, rules in base_chains(family).items():
+        _compare_rules(state, chain.name, rules, difference)
+
+
+def _compare_group(family: Family, group: Group, state: TableState, difference: Difference) -> bool:
+    """Whether the chain of the group is missing, so that no packet is led there yet."""
+    missing = [definition for definition in group.sets if definition.name not in state.sets]
+    difference.made += map(AddSet, missing)
+    rules = group_rules(family, group)
+    is_new = group.chain not in state.chains
+    if is_new:
+        difference.drift.append(f"chain {group.chain} was missing")
+        difference.make(Chain(group.chain), rules)
+    else:
+        _compare_rules(state, group.chain, rules, difference)
+    return is_new
+
+
+def _compare_rules(state: TableState, chain: str, wanted: list[NftRule], difference: Difference) -> None:
+    if not are_same([rule for _, rule in state.rules if rule.chain == chain], wanted):
+        difference.drift.append(f"chain {chain} had other rules")
+        difference.made += [FlushChain(chain), *map(AddRule, wanted)]
+
+
+def _delete_others(state: TableState, groups: set[str], sets: Collection[str], difference: Difference) -> None:
+    """Delete what is not of the plan."""
+    chains = [name for name, chain in state.chains.items() if name not in groups and chain not in BASE_CHAINS]
+    foreign = [name for name in state.sets if name not in sets and not name.startswith(ANONYMOUS)]
+    difference.drift += [f"chain {name} is not of the plan" for name in chains]
+    difference.drift += [f"set {name} is not of the plan" for name in foreign]
+    difference.gone += _deletions(chains, foreign)
+
+
+def _deletions(chains: Sequence[str], sets: Iterable[str]) -> list[NftChange]:
+    return [*map(FlushChain, chains), *map(DeleteSet, sets), *map(DeleteChain, chains)]
+
+
+def _element_changes(kind: type[AddElements | DeleteElements], elements: Elements) -> list[ElementChange]:
+    return [kind(definition, tuple(of_set)) for definition, of_set in elements.items() if of_set]
