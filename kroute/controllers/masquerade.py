@@ -12,10 +12,9 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Literal
 
-from kroute.base.backoff import Retries, retry_when_exhausted
+from kroute.base.backoff import Retries
 from kroute.firewall.protocol import Firewall
 from kroute.firewall.sets import SetFill
-from kroute.kernel.errors import KernelError
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
@@ -24,16 +23,12 @@ from kroute.reconcile.comparison.set_entries import describe_drift
 from kroute.reconcile.controller import Shared
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.resync_schedule import LONGEST_PAUSE as LONGEST_PAUSE_OF_RESYNCS
-from kroute.reconcile.resync_schedule import Pace
 from kroute.reconcile.stage_gate import ENFORCED, ENTRIES_PREPARED, Revision, StageGate
 from kroute.reconcile.staged_controller import StagedController
 
 Present = Literal[True]
 
 _RULES = "rules"
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
-"""Seconds between two resyncs that another program's changes cause: at first, and when these do not end."""
 
 
 class Masquerade(StagedController[SetEntry, Present]):
@@ -54,7 +49,6 @@ class Masquerade(StagedController[SetEntry, Present]):
         self._rules_due = True
         self._is_checking_rules = self._has_checked_rules = False
         self._rule_retries: Retries[str] = Retries()
-        self._pace = Pace(FIRST_PAUSE, LONGEST_PAUSE)
         self._enforcement = _Enforcement(self.gate, self.wake, self.desired.is_right, firewall.enforces)
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
@@ -92,7 +86,7 @@ class Masquerade(StagedController[SetEntry, Present]):
 
     def companions(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the passes: a resync at once when another program changes the firewall."""
-        return [*super().companions(), self._follow()]
+        return [*super().companions(), self.resync_when_told("following the firewall", self._firewall.follow)]
 
     async def look(self) -> bool:
         """Look at the sets; `write` checks the rules if only these may have been changed."""
@@ -171,24 +165,6 @@ class Masquerade(StagedController[SetEntry, Present]):
             for which in AddressSet
             if (capacity := self._firewall.capacity(family, which)) is not None
         ]
-
-    async def _follow(self) -> None:
-        while True:
-            try:
-                await retry_when_exhausted(
-                    "following the firewall", lambda: self._firewall.follow(self._changed_by_others)
-                )
-            except KernelError as error:
-                self.status.failed(error)
-                await asyncio.sleep(self.settings.resync_period)  # the resync after it finds what has changed
-                self._changed_by_others()
-            else:
-                return  # this firewall reports nothing
-
-    def _changed_by_others(self) -> None:
-        """Resync at once; if this happens again and again, after growing pauses."""
-        self.resync_by(self._pace.next(self.clock()))
-        self.wake.set()
 
     async def _ensure_rules(self, node: NodeFacts) -> None:
         """Check and write the rules. Sets are written meanwhile: another program may hold the lock for long.

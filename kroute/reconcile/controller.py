@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from kroute.base.alarm import Alarm
-from kroute.base.backoff import Retries, exhaustion
+from kroute.base.backoff import Retries, exhaustion, retry_when_exhausted
 from kroute.kernel.clients import EventSource
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.monitor import Event, Overrun
@@ -21,7 +21,7 @@ from kroute.reconcile.batches import cut
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.ledger import LedgerError
 from kroute.reconcile.pass_status import ControllerStatistics, PassStatus, Report
-from kroute.reconcile.resync_schedule import A_READ, LONGEST_UNDISTURBED, Metered, ResyncSchedule
+from kroute.reconcile.resync_schedule import A_READ, LONGEST_UNDISTURBED, Metered, Pace, ResyncSchedule
 from kroute.reconcile.stage_gate import StageGate
 from kroute.settings import Settings
 
@@ -35,6 +35,9 @@ PLANS_A_SLICE = 64
 MOST_EVENTS = 20_000
 """Events of the kernel that may wait for a pass: as many as fit into a monitor's socket. If there are more, the
 controller drops them and resyncs."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
+"""Seconds between two resyncs that another program's changes cause: at first, and when these do not end."""
 
 _PASS = "pass"  # noqa: S105  the key under which a whole pass is retried
 
@@ -244,6 +247,27 @@ class Controller(ABC):
     def resync_by(self, due: float) -> None:
         """Let a pass begin with a resync at this time, on the clock, at the latest."""
         self._schedule.resync_by(due)
+
+    async def resync_when_told(self, what: str, follow: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
+        """Resync whenever `follow` says that another program has changed something; for `companions`.
+
+        That is at once, and after growing pauses if it happens again and again. `follow` returns if it will never say.
+        """
+        pace = Pace(FIRST_PAUSE, LONGEST_PAUSE)
+
+        def changed() -> None:
+            self.resync_by(pace.next(self.clock()))
+            self.wake.set()
+
+        while True:
+            try:
+                await retry_when_exhausted(what, lambda: follow(changed))
+            except KernelError as error:
+                self.status.failed(error)
+                await asyncio.sleep(self.settings.resync_period)  # the resync after it finds what has changed
+                changed()
+            else:
+                return
 
     @property
     def is_applied_state_known(self) -> bool:

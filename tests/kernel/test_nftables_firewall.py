@@ -239,7 +239,7 @@ async def test_while_it_is_followed_only_changes_of_its_own_tables_count(firewal
     changed = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         following = group.create_task(firewall.follow(changed.set))
-        while not firewall._is_following:  # noqa: ASYNC110  it tells nobody
+        while not firewall.watch.is_following:  # noqa: ASYNC110  it tells nobody
             await asyncio.sleep(0)
         for damage in (
             "nft delete element ip kroute vip { 10.96.0.1 }",

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 from kroute.firewall.nftables.contents import SetContents
 from kroute.firewall.nftables.names import BY_NAME, DEFINITIONS, TABLES, full_name
+from kroute.firewall.nftables.table_watch import TableWatch
 from kroute.firewall.nftables.tables import NftablesTables
 from kroute.firewall.protocol import Prerequisites, SetCount
 from kroute.firewall.sets import ROOM, Capacity, Room, Sets
@@ -28,15 +29,13 @@ class NftablesFirewall(NftablesTables):
         self._known: set[Family] = set()
         self._reading: int | None = None
         self._read: int | None = None
-        self._untouched: int | None = None
-        self._is_following = self._is_followed = False
+        self.watch = TableWatch(nftables, TABLES.values())
         self._transactions = asyncio.Lock()
         """Held while rules are compared: after a change of elements the kernel's state would have to be read again."""
 
     async def ensure_sets(self) -> list[str]:
-        self._reading = self._read = self._untouched = None
-        self._is_followed = self._is_following
-        generation = await self.nftables.foreign_generation()
+        self._reading = self._read = None
+        generation = await self.watch.begin()
         drift = []
         for family in Family:
             made, wrong = await self.ensure_sets_of(family)
@@ -72,19 +71,14 @@ class NftablesFirewall(NftablesTables):
         async with self._transactions:
             drift = await super().ensure_rules(node)
         if not all(map(self.enforces, Family)):
-            self._untouched = None
+            self.watch.found_wrong()
         elif self._read is not None:
-            self._untouched, self._read = self._read, None
+            self.watch.found_right(self._read)
+            self._read = None
         return drift
 
     async def is_untouched(self) -> bool:
-        """Whether no other program has changed anything since the beginning of a resync that found everything right.
-
-        If no other socket has committed to any table, none has. If one has, the events of kroute's tables tell.
-        """
-        if self._untouched is None:
-            return False
-        return await self.nftables.foreign_generation() == self._untouched or self._is_followed
+        return await self.watch.is_untouched()
 
     async def looks_untouched(self, count: SetCount) -> bool:
         del count
@@ -94,16 +88,7 @@ class NftablesFirewall(NftablesTables):
         return True  # `looks_untouched` says so of sets and rules
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Runs until it is cancelled. KernelError if the kernel reports nothing, or not any more."""
-        async with self.nftables.foreign_changes(TABLES.values()) as changes:
-            self._is_following = True
-            try:
-                while True:
-                    await changes.next()
-                    self._is_followed = False
-                    changed()
-            finally:
-                self._is_following = self._is_followed = False
+        await self.watch.follow(changed)
 
     async def is_present(self) -> bool:
         return bool(await self.present())

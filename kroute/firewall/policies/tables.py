@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from kroute.firewall.nftables.table_watch import TableWatch
 from kroute.firewall.nftables.tables import ANONYMOUS, UNSUPPORTED, are_same
 from kroute.firewall.policies.rules import BASE_CHAINS, MAPS, OWN, TABLES, Group, base_chains, group_rules, pod_elements
 from kroute.kernel.clients import NftablesClient
@@ -69,6 +70,7 @@ class PolicyTables:
         """The families whose tables exist, as far as is known."""
         self._pods: dict[str, PodGroups] = {}
         """The groups to which the kernel leads the addresses of pods."""
+        self.watch = TableWatch(nftables, TABLES.values())
 
     async def write(self, change: PolicyChange) -> None:
         """Make a change of the plan. After a KernelError `restore` has to find out what was made."""
@@ -86,8 +88,8 @@ class PolicyTables:
 
         KernelError if something cannot be read or written.
         """
-        names = await self._nftables.tables()
-        self._present = {family for family in Family if TABLES[family].listed_as in names}
+        since = await self.watch.begin()
+        self._present = await self._listed()
         drift: list[str] = []
         if pods:
             for family, difference in (await self._compare(allowed, pods)).items():
@@ -97,16 +99,21 @@ class PolicyTables:
             drift += [f"table {TABLES[family]}: no pod is isolated" for family in self._present]
             await self._delete(self._present)
         self._pods = dict(pods)
+        self.watch.found_right(since)
         return drift
 
     async def remove(self, report: CleanupReport) -> None:
         """Delete the tables, from whichever run they are."""
-        names = await self._nftables.tables()
-        for family in [family for family in Family if TABLES[family].listed_as in names]:
+        for family in sorted(await self._listed()):
             table = TABLES[family]
             with report.step(f"table {table}"):
                 await self._delete([family])
                 report.add(f"delete table {table}")
+
+    async def _listed(self) -> set[Family]:
+        """The families whose tables exist, from any run."""
+        names = await self._nftables.tables()
+        return {family for family in Family if TABLES[family].listed_as in names}
 
     def _differences(self, change: PolicyChange) -> dict[Family, Difference]:
         found = {family: Difference() for family in Family}

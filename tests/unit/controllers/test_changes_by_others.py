@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from kroute.controllers.masquerade import FIRST_PAUSE, LONGEST_PAUSE
 from kroute.kernel.errors import KernelError
+from kroute.reconcile.controller import FIRST_PAUSE, LONGEST_PAUSE
 from kroute.reconcile.resync_schedule import Pace
 from tests.unit.controllers.test_any_firewall import CLUSTER_IPS, PORT, SETTINGS, WEB, Node
 from tests.unit.watching import running

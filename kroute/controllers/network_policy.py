@@ -1,0 +1,77 @@
+"""Writes what NetworkPolicies mean for the pods of this node.
+
+This controller plans, too: `take_changes` keeps what the watchers saw, and each pass plans what is new and writes the
+difference. After a failure the tables are read, and what differs from the plan is written.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+from kroute.firewall.policies.tables import PolicyTables
+from kroute.model.objects import Change
+from kroute.model.plan import NodePlan, Plan, ServicePlan
+from kroute.model.policy_plan import PolicyChange
+from kroute.planning.policies.catalog import PolicyCatalog
+from kroute.reconcile.controller import Controller, Shared
+from kroute.reconcile.resync_schedule import LONGEST_PAUSE
+
+WORK = 2_000
+"""Units of planning, of one or two microseconds, before other tasks run."""
+
+
+class NetworkPolicyController(Controller):
+    """Owns the tables of network policies. No plan of a Service concerns it."""
+
+    name = "network_policy"
+    first_period = 2 / 3
+    longest_undisturbed = LONGEST_PAUSE
+
+    def __init__(self, shared: Shared, catalog: PolicyCatalog, tables: PolicyTables) -> None:
+        super().__init__(shared)
+        self._catalog = catalog
+        self._tables = tables
+
+    @staticmethod
+    def is_news(plan: Plan, before: Plan | None) -> bool:
+        """Whether a plan is the node's first one, which says that the initial sync is over."""
+        return isinstance(plan, NodePlan) and before is None
+
+    def accept(self, plans: Sequence[ServicePlan]) -> None:
+        """Nothing: see `take_changes`."""
+
+    def take_changes(self, changes: Iterable[Change]) -> None:
+        """Take what the watchers saw of Pods, Namespaces and NetworkPolicies."""
+        self._catalog.take(changes)
+        self.wake.set()
+
+    def companions(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs beside the passes: a resync at once when another program changes the tables."""
+        return [*super().companions(), self.resync_when_told("following network policies", self._tables.watch.follow)]
+
+    async def start(self) -> None:
+        """Wait for the objects, too: until they are known, what an earlier run left is right."""
+        await super().start()
+        while not (self.is_stopping or self._catalog.ready):
+            self.wake.clear()
+            await self.wake.wait()
+
+    async def look(self) -> bool:
+        return not await self._tables.watch.is_untouched()
+
+    async def read(self) -> Iterable[str]:
+        """Compare the tables with the whole plan, and write what differs."""
+        while self._catalog.has_marked:
+            await self._plan()  # the comparison is with all that is planned
+        return await self._tables.restore(self._catalog.groups(), self._catalog.pods)
+
+    async def write(self) -> None:
+        while self._catalog.has_marked:
+            if (change := await self._plan()) is not None:
+                await self._tables.write(change)
+
+    async def _plan(self) -> PolicyChange | None:
+        """Plan a piece of what is new; returns the difference when it is planned."""
+        change = self._catalog.plan_marked(WORK)
+        await asyncio.sleep(0)
+        return change
