@@ -5,19 +5,36 @@ difference. After a failure the tables are read, and what differs from the plan 
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 from kroute.firewall.policies.tables import PolicyTables
 from kroute.model.objects import Change
 from kroute.model.plan import NodePlan, Plan, ServicePlan
-from kroute.model.policy_plan import PolicyChange
-from kroute.planning.policies.catalog import PolicyCatalog
+from kroute.model.policy_plan import GroupKey, PodGroups, PolicyChange, PortRange
 from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.resync_schedule import LONGEST_PAUSE
 
 WORK = 2_000
 """Units of planning, of one or two microseconds, before other tasks run."""
+
+
+class Catalog(Protocol):
+    """What plans (`kroute.planning.policies.catalog.PolicyCatalog`)."""
+
+    pods: dict[str, PodGroups]
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def has_marked(self) -> bool: ...
+
+    def take(self, changes: Iterable[Change]) -> None: ...
+
+    def plan_marked(self, work: int | None = None) -> PolicyChange | None: ...
+
+    def groups(self) -> Iterable[tuple[GroupKey, Iterator[tuple[str, PortRange]]]]: ...
 
 
 class NetworkPolicyController(Controller):
@@ -27,7 +44,7 @@ class NetworkPolicyController(Controller):
     first_period = 2 / 3
     longest_undisturbed = LONGEST_PAUSE
 
-    def __init__(self, shared: Shared, catalog: PolicyCatalog, tables: PolicyTables) -> None:
+    def __init__(self, shared: Shared, catalog: Catalog, tables: PolicyTables) -> None:
         super().__init__(shared)
         self._catalog = catalog
         self._tables = tables
