@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from kroute.firewall.policies.tables import PolicyTables
 from kroute.model.objects import Change
-from kroute.model.plan import NodePlan, Plan, ServicePlan
+from kroute.model.plan import Plan, ServicePlan
 from kroute.model.policy_plan import GroupKey, PodGroups, PolicyChange, PortRange
 from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.resync_schedule import LONGEST_PAUSE
@@ -50,9 +50,8 @@ class NetworkPolicyController(Controller):
         self._tables = tables
 
     @staticmethod
-    def is_news(plan: Plan, before: Plan | None) -> bool:
-        """Whether a plan is the node's first one, which says that the initial sync is over."""
-        return isinstance(plan, NodePlan) and before is None
+    def is_news(plan: Plan, before: Plan | None) -> bool:  # noqa: ARG004  no plan is
+        return False
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Nothing: see `take_changes`."""

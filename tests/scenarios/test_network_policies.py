@@ -1,0 +1,243 @@
+"""Network policies, with packets: by the addresses of pods and by Services, on one node and between nodes.
+
+Each agent serves the Services; the controller of policies runs beside it (`tests/lab/policy_agent.py`).
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.lab.cluster import Node, Pod
+from tests.lab.deployment import Deployment, goes_on
+from tests.lab.hosts import Host
+from tests.lab.objects import Object, endpoint_slices, service
+from tests.lab.policy_agent import PolicyAgent
+from tests.lab.topology import WIRE, WIRE6
+from tests.lab.world import FAMILIES, Family, World
+from tests.unit.planning.policies.cluster import block, egress, ingress, namespace, pod, pods_with, policy, port
+
+pytestmark = pytest.mark.nftables
+
+HANGS_FOR = 1.0
+"""Seconds without an answer after which a call is taken to hang; an answer comes within milliseconds."""
+DENY = policy("deny", policyTypes=["Ingress", "Egress"])
+DENY_INGRESS = policy("deny", policyTypes=["Ingress"])
+NAMESPACES = namespace("shop", team="a"), namespace("elsewhere", team="b")
+PORTS = {"TCP": 8080, "UDP": 5353}
+HOST_PORT = 9000
+
+
+class Policies:
+    """The controllers of all nodes, which get the same objects."""
+
+    def __init__(self, world: World) -> None:
+        self.agents = {node.name: PolicyAgent(node) for node in world.nodes}
+
+    async def apply(self, *items: Object) -> None:
+        for agent in self.agents.values():
+            agent.apply(*items)
+        await self.settled()
+
+    async def delete(self, *items: Object) -> None:
+        for agent in self.agents.values():
+            agent.delete(*items)
+        await self.settled()
+
+    async def settled(self) -> None:
+        for agent in self.agents.values():
+            await agent.settled()
+
+    def stop(self) -> None:
+        for agent in self.agents.values():
+            agent.stop()
+
+
+def described(host: Pod, namespace: str = "shop") -> Object:
+    """The Pod object of a pod of the lab, with its name as a label."""
+    ports = [port("web", 8080), port("dns", 5353, "UDP")]
+    return pod(host.name, host.ip, host.ip6, namespace=namespace, on=host.node.name, ports=ports, app=host.name)
+
+
+@pytest.fixture
+async def policies(world: World) -> AsyncIterator[Policies]:
+    """Without policies at first. web-3 is in another namespace than all other pods."""
+    made = Policies(world)
+    web = [described(one, "elsewhere" if one.name == "web-3" else "shop") for one in world.web]
+    await made.apply(*NAMESPACES, *web, described(world.visitor))
+    yield made
+    made.stop()
+
+
+async def reaches(client: Host, address: str, port: int = 8080, by: str = "http") -> None:
+    await {"http": client.http, "udp": client.udp, "sctp": client.sctp}[by](address, port)
+
+
+async def hangs(client: Host, address: str, port: int = 8080, by: str = "http") -> None:
+    call = {"http": client.http, "udp": client.udp, "sctp": client.sctp}[by]
+    with pytest.raises(TimeoutError):
+        pytest.fail(f"{client.name} was answered by {(await call(address, port, timeout=HANGS_FOR)).host}")
+
+
+def served(deployment: Deployment, number: int, *backends: Host, ports: dict[str, int] = PORTS) -> tuple[str, str]:
+    """Make a Service with these endpoints; returns its addresses, by the order of FAMILIES."""
+    addresses = f"10.254.0.{number}", f"fd00:10:254::{number}"
+    name = f"service-{number}"
+    deployment.apply(service(name, *addresses, ports=ports), *endpoint_slices(name, backends, ports))
+    return addresses
+
+
+def at(addresses: tuple[str, str], family: Family) -> str:
+    return addresses[FAMILIES.index(family)]
+
+
+async def test_nothing_reaches_denied_pods_nor_leaves_them_but_their_own_node_and_they_themselves_do(
+    world: World, deployment: Deployment, policies: Policies
+) -> None:
+    web, other, _ = world.web
+    node1, node2 = world.cluster.node("node1"), world.cluster.node("node2")
+    own, far = served(deployment, 20, web), served(deployment, 21, other)
+    await deployment.start(nodes=("node1", "node2"))
+    await policies.apply(DENY)
+    for family in FAMILIES:
+        calls = [hangs(client, family.of(web)) for client in (world.visitor, other, world.web[2], node2)]
+        calls += [hangs(other, at(own, family)), hangs(world.visitor, at(own, family)), hangs(web, at(far, family))]
+        calls += [hangs(web, family.of(other), 5353, "udp"), hangs(web, family.of(node1)), hangs(web, family.of(node2))]
+        await asyncio.gather(*calls)
+        await reaches(node1, family.of(web))
+        await reaches(node1, at(own, family))
+        await reaches(web, at(own, family))
+        await reaches(web, at(own, family), 5353, "udp")
+    await policies.delete(DENY)
+    for family in FAMILIES:
+        await reaches(other, family.of(web))
+        await reaches(web, at(far, family))
+
+
+async def test_pods_that_selectors_name_are_let_in_by_address_and_by_service(
+    world: World, deployment: Deployment, policies: Policies
+) -> None:
+    web, other, foreign = world.web
+    addresses = served(deployment, 20, web)
+    await deployment.start()
+    allowed: dict[str, tuple[Object, list[Host], list[Host]]] = {
+        "a pod": (pods_with(app="visitor"), [world.visitor], [other, foreign]),
+        "a pod of another node": (pods_with(app="web-2"), [other], [world.visitor, foreign]),
+        "a namespace": ({"namespaceSelector": {"matchLabels": {"team": "b"}}}, [foreign], [world.visitor, other]),
+        "a pod of some namespaces": (
+            {"namespaceSelector": {}, **pods_with(app="web-3")}, [foreign], [world.visitor, other],
+        ),
+    }  # fmt: skip
+    for peer, within, without in allowed.values():
+        await policies.apply(ingress(peer, selector={"matchLabels": {"app": "web-1"}}))
+        for family in FAMILIES:
+            places = family.of(web), at(addresses, family)
+            await asyncio.gather(*(hangs(client, place) for client in without for place in places))
+            await asyncio.gather(*(reaches(client, place) for client in within for place in places))
+
+
+async def test_a_pod_calls_what_its_policy_names_and_nothing_else(
+    world: World, deployment: Deployment, policies: Policies
+) -> None:
+    """Behind a Service the policy is asked for the pod and its port; so it is for an endpoint on the node itself."""
+    web, other, _ = world.web
+    node1 = world.cluster.node("node1")
+    near, far = served(deployment, 20, web), served(deployment, 21, other)
+    await node1.serve(http=HOST_PORT)
+    own = served(deployment, 22, node1, ports={"TCP": HOST_PORT})
+    await deployment.start(nodes=("node1",))
+    by_visitor = {"selector": {"matchLabels": {"app": "visitor"}}}
+    await policies.apply(egress(pods_with(app="web-2"), ports=[{"port": "web"}], **by_visitor))
+    for family in FAMILIES:
+        await asyncio.gather(
+            hangs(world.visitor, family.of(web)), hangs(world.visitor, at(near, family)),
+            hangs(world.visitor, family.of(other), 5353, "udp"), hangs(world.visitor, at(far, family), 5353, "udp"),
+            hangs(world.visitor, family.of(node1), HOST_PORT), hangs(world.visitor, at(own, family), HOST_PORT),
+        )  # fmt: skip
+        await reaches(world.visitor, family.of(other))
+        await reaches(world.visitor, at(far, family))
+        await reaches(web, family.of(other))
+    hosts = [block(f"{node1.ip}/32"), block(f"{node1.ip6}/128")]
+    await policies.apply(egress(*hosts, ports=[{"port": HOST_PORT}], **by_visitor))
+    for family in FAMILIES:
+        await hangs(world.visitor, family.of(other))
+        await reaches(world.visitor, family.of(node1), HOST_PORT)
+        await reaches(world.visitor, at(own, family), HOST_PORT)
+    await node1.stop_serving()
+
+
+async def test_networks_have_exceptions_and_ports_have_ends_and_names(world: World, policies: Policies) -> None:
+    web, _, _ = world.web
+    node1, node2, node3 = world.nodes
+    wire = [block(WIRE, f"{node2.ip}/32"), block(WIRE6, f"{node2.ip6}/128")]
+    of_web = {"selector": {"matchLabels": {"app": "web-1"}}}
+    every = "http", "udp", "sctp"
+    number = {"http": 8080, "udp": 5353, "sctp": 9090}
+    rules: list[tuple[list[Object], tuple[str, ...]]] = [
+        ([], every),
+        ([{"port": 8080}], ("http",)),
+        ([{"port": 8000, "endPort": 9100}, {"protocol": "SCTP", "port": 9000, "endPort": 9090}], ("http", "sctp")),
+        ([{"protocol": "UDP", "port": "dns"}], ("udp",)),
+        ([{"protocol": "UDP"}, {"port": "web"}], ("udp", "http")),
+        ([{"protocol": "UDP", "port": 1, "endPort": 5352}], ()),
+    ]
+    for ports, passing in rules:
+        await policies.apply(ingress(*wire, ports=ports, **of_web))
+        for family in FAMILIES:
+            refused = [hangs(node3, family.of(web), number[by], by) for by in every if by not in passing]
+            await asyncio.gather(*refused, *(hangs(node2, family.of(web), number[by], by) for by in every))
+            for by in passing:
+                await reaches(node3, family.of(web), number[by], by)
+            await reaches(node1, family.of(web))
+
+
+async def test_a_node_port_shows_policies_the_client_on_the_pods_own_node_and_the_node_elsewhere(
+    world: World, deployment: Deployment, policies: Policies
+) -> None:
+    """Masquerading comes after the policies of the node that does it, and before those of the pod's node."""
+    web, client, (node1, node2, _) = world.web[0], world.cluster.client, world.nodes
+    web_service = service("web", "10.254.0.20", "fd00:10:254::20", node_ports={"TCP": 30080})
+    deployment.apply(web_service, *endpoint_slices("web", [web]))
+    await deployment.start(nodes=("node1", "node2"))
+    for allowed, way, other in ((client, node1, node2), (node2, node2, node1)):
+        await policies.apply(ingress(block(f"{allowed.ip}/32"), block(f"{allowed.ip6}/128")))
+        for family in FAMILIES:
+            await hangs(client, family.of(other), 30080)
+            await reaches(client, family.of(way), 30080)
+
+
+async def test_a_connection_that_was_allowed_goes_on(world: World, deployment: Deployment, policies: Policies) -> None:
+    web = world.web[0]
+    addresses = served(deployment, 20, web)
+    await deployment.start(nodes=("node1",))
+    places = [place for family in FAMILIES for place in (family.of(web), at(addresses, family))]
+    streams = [await world.visitor.open_stream(place, 8080) for place in places]
+    await policies.apply(DENY)
+    await hangs(world.visitor, web.ip)
+    for stream in streams:
+        await goes_on(stream)
+        await stream.close()
+
+
+async def test_pods_stay_isolated_when_the_controller_ends_and_a_new_one_writes_nothing(
+    world: World, policies: Policies
+) -> None:
+    web, node1 = world.web[0], world.cluster.node("node1")
+    await policies.apply(DENY_INGRESS)
+    policies.agents["node1"].stop(cleanup=False)
+    await hangs(world.visitor, web.ip)
+    before = written(node1)
+    agent = policies.agents["node1"] = PolicyAgent(node1, listed=False)
+    agent.apply(*NAMESPACES, *map(described, [*world.web[:2], world.visitor]), described(world.web[2], "elsewhere"))
+    agent.apply(DENY_INGRESS)
+    agent.list()
+    await agent.settled()
+    await hangs(world.visitor, web.ip)
+    assert written(node1) == before
+
+
+def written(node: Node) -> str:
+    """The rules and sets with the handles that the kernel has numbered them by."""
+    tables = [node.run("nft", "-a", "list", "table", family, "kroute-policies") for family in ("ip", "ip6")]
+    return re.sub(r"packets \d+ bytes \d+", "", "".join(tables))
