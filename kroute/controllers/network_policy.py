@@ -76,7 +76,12 @@ class NetworkPolicyController(Controller):
         return not await self._tables.watch.is_untouched()
 
     async def read(self) -> Iterable[str]:
-        """Compare the tables with the whole plan, and write what differs."""
+        """Compare the tables with the whole plan, and write what differs.
+
+        Nothing is read when the kernel says that all is as it was.
+        """
+        if self.is_applied_state_known and await self._tables.watch.is_untouched():
+            return []
         while self._catalog.has_marked:
             await self._plan()  # the comparison is with all that is planned
         return await self._tables.restore(self._catalog.groups(), self._catalog.pods)

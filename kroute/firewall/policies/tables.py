@@ -160,6 +160,8 @@ class PolicyTables:
                 of_set = led.get(definition, [])
                 await self._compare_set(family, states[family], definition, of_set, difference, difference.added)
             _delete_others(states[family], {group.chain for group, _ in listed}, names, difference)
+            if not states[family].chains:
+                difference.drift = ["it was missing, or could not be used"]
         return found
 
     async def _state(self, family: Family, sets: Mapping[str, NftSet]) -> TableState:
@@ -266,7 +268,6 @@ def _is_unusable(state: TableState, sets: Mapping[str, NftSet]) -> bool:
 
 def _compare_base(family: Family, state: TableState, difference: Difference) -> None:
     if not state.chains:
-        difference.drift.append("there was none")
         _make_base(family, difference)
         return
     for chain, rules in base_chains(family).items():

@@ -1,0 +1,136 @@
+"""The controller of network policies: what it writes when, on a fake kernel that refuses what the real one does."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from kroute.controllers.network_policy import NetworkPolicyController
+from kroute.firewall.policies.rules import TABLES
+from kroute.firewall.policies.tables import PolicyTables
+from kroute.kernel.nftables.objects import DeleteTable
+from kroute.model.addresses import Family
+from kroute.model.kinds import POLICY_KINDS
+from kroute.model.objects import Applied, Listed
+from kroute.planning.policies.catalog import PolicyCatalog
+from kroute.reconcile.broadcaster import Broadcaster
+from kroute.reconcile.controller import Shared
+from kroute.settings import Settings
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.nftables import FakeNftables
+from tests.unit.fake_node import Clock
+from tests.unit.planning.policies.cluster import KINDS, NODE, Object, ingress, namespace, pod, pods_with
+from tests.unit.watching import running
+
+WEB = pod("web", "10.244.1.5", "fd00:244:1::5", app="web")
+CLIENT = pod("client", "10.244.2.7", on="node2", app="client")
+POLICY = ingress(pods_with(app="client"))
+T4 = TABLES[Family.IPV4]
+
+
+class Node:
+    """The controller on a fake kernel, whose nf_tables another program may write, too."""
+
+    def __init__(self) -> None:
+        self.kernel = FakeKernel()
+        self.nftables, self.other = FakeNftables(self.kernel), FakeNftables(self.kernel)
+        self.clock = Clock()
+        self.broadcaster = Broadcaster()
+        shared = Shared(Settings(NODE), self.broadcaster, lambda *_: None, self.clock)
+        self.controller = NetworkPolicyController(shared, PolicyCatalog(NODE), PolicyTables(self.nftables))
+
+    def apply(self, *items: Object) -> None:
+        self.controller.take_changes([Applied(msgspec.convert(item, KINDS[item["kind"]])) for item in items])
+
+    def list(self) -> None:
+        self.controller.take_changes([Listed(kind.type) for kind in POLICY_KINDS])
+
+    async def delete_table(self) -> None:
+        assert await self.other.transact(T4, [DeleteTable()]) == []
+
+    @property
+    def peers(self) -> set[object]:
+        """The networks of the only group, and None if there is no table."""
+        table = self.kernel.nft.tables.get(T4)
+        if table is None:
+            return {None}
+        return {one for name, found in table.sets.items() if name.endswith("-networks") for (one,) in found.elements}
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    made = Node()
+    async with made.nftables, made.other:
+        yield made
+
+
+async def adopted(node: Node) -> Node:
+    node.apply(namespace("shop"), WEB, POLICY)
+    node.list()
+    await node.controller.step()
+    return node
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+
+
+async def test_nothing_is_written_before_all_objects_are_known(node: Node) -> None:
+    await adopted(node)
+    again = Node()
+    again.nftables = node.other
+    shared = Shared(Settings(NODE), again.broadcaster, lambda *_: None, again.clock)
+    again.controller = NetworkPolicyController(shared, PolicyCatalog(NODE), PolicyTables(node.other))
+    async with running(again.controller.run()):
+        again.broadcaster.publish([])
+        again.apply(namespace("shop"), WEB)
+        await settle()
+        assert T4 in node.kernel.nft.tables
+        again.list()
+        await settle()
+        assert T4 not in node.kernel.nft.tables
+
+
+async def test_a_change_is_written_in_the_next_pass(node: Node) -> None:
+    await adopted(node)
+    node.apply(CLIENT)
+    await node.controller.step()
+    assert node.peers == {"10.244.2.7/32"}
+    assert node.controller.statistics().repairs == 0
+
+
+async def test_a_change_that_is_refused_is_made_by_the_next_pass_which_reads_everything(node: Node) -> None:
+    await adopted(node)
+    await node.delete_table()
+    node.apply(CLIENT)
+    await node.controller.step()
+    assert node.controller.statistics().failures == 1
+    assert node.peers == {None}
+    node.clock.now += 60
+    await node.controller.step()
+    assert node.peers == {"10.244.2.7/32"}
+
+
+async def test_what_others_change_is_found_by_a_look_and_put_right(node: Node) -> None:
+    await adopted(node)
+    node.clock.now += 60
+    await node.controller.step()
+    assert node.controller.statistics().looks == 1
+    await node.delete_table()
+    node.clock.now += 60
+    await node.controller.step()
+    assert node.peers == set()
+    assert node.controller.statistics().repairs == 1
+
+
+async def test_what_others_change_is_put_right_at_once_where_the_kernel_says_so(node: Node) -> None:
+    node.broadcaster.publish([])
+    node.apply(namespace("shop"), WEB, POLICY)
+    node.list()
+    async with running(node.controller.run()):
+        await settle()
+        await node.delete_table()
+        await settle()
+        assert T4 in node.kernel.nft.tables
