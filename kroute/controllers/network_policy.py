@@ -1,17 +1,17 @@
 """Writes what NetworkPolicies mean for the pods of this node.
 
 This controller plans, too: `take_changes` keeps what the watchers saw, and each pass plans what is new and writes the
-difference. After a failure the tables are read, and what differs from the plan is written.
+difference. After a failure the firewall is read, and what differs from the plan is written.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
-from kroute.firewall.policies.tables import PolicyTables
+from kroute.firewall.protocol import AllowedPeers, PolicyFirewall
 from kroute.model.objects import Change
 from kroute.model.plan import Plan, ServicePlan
-from kroute.model.policy_plan import GroupKey, PodGroups, PolicyChange, PortRange
+from kroute.model.policy_plan import PodGroups, PolicyChange
 from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.resync_schedule import LONGEST_PAUSE
 
@@ -34,20 +34,20 @@ class Catalog(Protocol):
 
     def plan_marked(self, work: int | None = None) -> PolicyChange | None: ...
 
-    def groups(self) -> Iterable[tuple[GroupKey, Iterator[tuple[str, PortRange]]]]: ...
+    def groups(self) -> AllowedPeers: ...
 
 
 class NetworkPolicyController(Controller):
-    """Owns the tables of network policies. No plan of a Service concerns it."""
+    """Owns what the firewall has of network policies. No plan of a Service concerns it."""
 
     name = "network_policy"
     first_period = 2 / 3
     longest_undisturbed = LONGEST_PAUSE
 
-    def __init__(self, shared: Shared, catalog: Catalog, tables: PolicyTables) -> None:
+    def __init__(self, shared: Shared, catalog: Catalog, firewall: PolicyFirewall) -> None:
         super().__init__(shared)
         self._catalog = catalog
-        self._tables = tables
+        self._firewall = firewall
 
     @staticmethod
     def is_news(plan: Plan, before: Plan | None) -> bool:  # noqa: ARG004  no plan is
@@ -62,8 +62,8 @@ class NetworkPolicyController(Controller):
         self.wake.set()
 
     def companions(self) -> list[Coroutine[Any, Any, None]]:
-        """What runs beside the passes: a resync at once when another program changes the tables."""
-        return [*super().companions(), self.resync_when_told("following network policies", self._tables.watch.follow)]
+        """What runs beside the passes: a resync at once when another program changes it."""
+        return [*super().companions(), self.resync_when_told("following network policies", self._firewall.follow)]
 
     async def start(self) -> None:
         """Wait for the objects, too: until they are known, what an earlier run left is right."""
@@ -73,23 +73,23 @@ class NetworkPolicyController(Controller):
             await self.wake.wait()
 
     async def look(self) -> bool:
-        return not await self._tables.watch.is_untouched()
+        return not await self._firewall.is_untouched()
 
     async def read(self) -> Iterable[str]:
-        """Compare the tables with the whole plan, and write what differs.
+        """Compare the firewall with the whole plan, and write what differs.
 
         Nothing is read when the kernel says that all is as it was.
         """
-        if self.is_applied_state_known and await self._tables.watch.is_untouched():
+        if self.is_applied_state_known and await self._firewall.is_untouched():
             return []
         while self._catalog.has_marked:
             await self._plan()  # the comparison is with all that is planned
-        return await self._tables.restore(self._catalog.groups(), self._catalog.pods)
+        return await self._firewall.restore(self._catalog.groups(), self._catalog.pods)
 
     async def write(self) -> None:
         while self._catalog.has_marked:
             if (change := await self._plan()) is not None:
-                await self._tables.write(change)
+                await self._firewall.write(change)
 
     async def _plan(self) -> PolicyChange | None:
         """Plan a piece of what is new; returns the difference when it is planned."""

@@ -1,6 +1,6 @@
 """The protocol that every backend implements. Code outside this folder uses the kernel's firewall only through it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol, TypeAlias
 
 from kroute.firewall.packet_trace import Rules
@@ -9,6 +9,7 @@ from kroute.kernel.node_kernel import ClientName, NodeKernel
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry
+from kroute.model.policy_plan import GroupKey, PodGroups, PolicyChange, PortRange
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings
 
@@ -138,6 +139,34 @@ class Firewall(Protocol):
 
     async def prerequisites(self) -> Prerequisites:
         """The backend's prerequisites, checked. It may load kernel modules, as a start does."""
+        ...
+
+
+AllowedPeers: TypeAlias = Iterable[tuple[GroupKey, Iterator[tuple[str, PortRange]]]]
+"""Groups of pods with what they allow: networks of peers, each with a range of ports."""
+
+
+class PolicyFirewall(Protocol):
+    """What the firewall has of network policies. A method raises KernelError when it cannot do all that it should."""
+
+    async def write(self, change: PolicyChange) -> None:
+        """Make a change of the plan. After a KernelError `restore` has to find out what was made."""
+        ...
+
+    async def restore(self, allowed: AllowedPeers, pods: Mapping[str, PodGroups]) -> list[str]:
+        """Read everything, and write what differs from the plan; returns what was wrong, one sentence each."""
+        ...
+
+    async def is_untouched(self) -> bool:
+        """Whether no other program has changed anything since the last `restore`."""
+        ...
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """The same as `Firewall.follow`."""
+        ...
+
+    async def remove(self, report: CleanupReport) -> None:
+        """Remove what kroute has made in any run."""
         ...
 
 

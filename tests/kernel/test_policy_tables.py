@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kroute.firewall.policies.rules import MAPS, TABLES, Group
-from kroute.firewall.policies.tables import PolicyTables
+from kroute.firewall.nftables.policy_rules import MAPS, TABLES, Group
+from kroute.firewall.nftables.policy_tables import PolicyTables
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import AddElements, DeleteElements, NftChange, Table
 from kroute.model.addresses import Family

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from kroute.controllers.network_policy import NetworkPolicyController
-from kroute.firewall.policies.tables import PolicyTables
+from kroute.firewall.nftables.policy_tables import PolicyTables
 from kroute.kernel.nftables.client import Nftables
 from kroute.model.kinds import POLICY_KINDS
 from kroute.model.objects import Applied, Change, Deleted, Listed, Namespace, NetworkPolicy, ObjectKey, Pod

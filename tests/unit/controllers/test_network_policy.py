@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from kroute.controllers.network_policy import NetworkPolicyController
-from kroute.firewall.policies.rules import TABLES
-from kroute.firewall.policies.tables import PolicyTables
+from kroute.firewall.nftables.policy_rules import TABLES
+from kroute.firewall.nftables.policy_tables import PolicyTables
 from kroute.kernel.nftables.objects import DeleteTable
 from kroute.model.addresses import Family
 from kroute.model.kinds import POLICY_KINDS

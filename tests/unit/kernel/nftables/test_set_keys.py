@@ -11,7 +11,15 @@ from kroute.kernel.nftables.set_keys import encode_key, flags_of, key_length, ke
 
 T4, T6 = Table(socket.AF_INET, "kroute"), Table(socket.AF_INET6, "kroute")
 NETWORKS = NftSet("pod-network", ("net",))
-PARTS = [("ip",), ("ip", "port"), ("ip", "port", "ip"), ("ip", "port", "net"), ("net",)]
+PARTS = [
+    ("ip",),
+    ("ip", "port"),
+    ("ip", "port", "ip"),
+    ("ip", "port", "net"),
+    ("net",),
+    ("net", "ports"),
+    ("ip", "jump"),
+]
 
 
 @pytest.mark.parametrize("parts", PARTS, ids="-".join)

@@ -1,4 +1,4 @@
-"""Writes the tables of network policies: what differs from the plan, and nothing else.
+"""Implements `kroute.firewall.protocol.PolicyFirewall` with nf_tables: writes what differs from the plan.
 
 A table exists in both families while a pod of this node is isolated, unless the kernel lacks the family. A change is
 written in up to three steps. At first what is missing of chains and sets is made, with their rules, and the sets of new
@@ -7,13 +7,23 @@ groups, and deletes the groups that no pod has.
 """
 
 import errno
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from kroute.firewall.nftables.policy_rules import (
+    BASE_CHAINS,
+    MAPS,
+    OWN,
+    TABLES,
+    Group,
+    base_chains,
+    group_rules,
+    pod_elements,
+)
 from kroute.firewall.nftables.table_watch import TableWatch
 from kroute.firewall.nftables.tables import ANONYMOUS, UNSUPPORTED, are_same
-from kroute.firewall.policies.rules import BASE_CHAINS, MAPS, OWN, TABLES, Group, base_chains, group_rules, pod_elements
+from kroute.firewall.protocol import AllowedPeers
 from kroute.kernel.clients import NftablesClient
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.nftables.objects import (
@@ -37,12 +47,10 @@ from kroute.kernel.nftables.objects import (
     TableState,
 )
 from kroute.model.addresses import Family, family_of
-from kroute.model.policy_plan import ANY, GroupChange, GroupKey, PodGroups, PolicyChange, PortRange
+from kroute.model.policy_plan import ANY, GroupChange, PodGroups, PolicyChange
 from kroute.reconcile.cleanup_report import CleanupReport
 
 Elements = dict[NftSet, list[Element]]
-Allowed = Iterable[tuple[GroupKey, Iterator[tuple[str, PortRange]]]]
-"""Groups with what they allow: networks with their ranges of ports (`PolicyCatalog.groups`)."""
 
 _BASE_SETS = (*MAPS.values(), OWN)
 
@@ -70,10 +78,9 @@ class PolicyTables:
         """The families whose tables exist, as far as is known."""
         self._pods: dict[str, PodGroups] = {}
         """The groups to which the kernel leads the addresses of pods."""
-        self.watch = TableWatch(nftables, TABLES.values())
+        self._watch = TableWatch(nftables, TABLES.values())
 
     async def write(self, change: PolicyChange) -> None:
-        """Make a change of the plan. After a KernelError `restore` has to find out what was made."""
         pods = {**self._pods, **change.pods}
         isolated = {address: groups for address, groups in pods.items() if groups is not None}
         if isolated:
@@ -83,12 +90,8 @@ class PolicyTables:
             await self._delete(self._present)
         self._pods = isolated
 
-    async def restore(self, allowed: Allowed, pods: Mapping[str, PodGroups]) -> list[str]:
-        """Read the tables, and write what differs from the plan; returns what was wrong, one sentence each.
-
-        KernelError if something cannot be read or written.
-        """
-        since = await self.watch.begin()
+    async def restore(self, allowed: AllowedPeers, pods: Mapping[str, PodGroups]) -> list[str]:
+        since = await self._watch.begin()
         self._present = await self._listed()
         drift: list[str] = []
         if pods:
@@ -99,11 +102,16 @@ class PolicyTables:
             drift += [f"table {TABLES[family]}: no pod is isolated" for family in self._present]
             await self._delete(self._present)
         self._pods = dict(pods)
-        self.watch.found_right(since)
+        self._watch.found_right(since)
         return drift
 
+    async def is_untouched(self) -> bool:
+        return await self._watch.is_untouched()
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        await self._watch.follow(changed)
+
     async def remove(self, report: CleanupReport) -> None:
-        """Delete the tables, from whichever run they are."""
         for family in sorted(await self._listed()):
             table = TABLES[family]
             with report.step(f"table {table}"):
@@ -131,7 +139,7 @@ class PolicyTables:
                 difference.gone += _deletions([group.chain], [definition.name for definition in group.sets])
         return found
 
-    async def _compare(self, allowed: Allowed, pods: Mapping[str, PodGroups]) -> dict[Family, Difference]:
+    async def _compare(self, allowed: AllowedPeers, pods: Mapping[str, PodGroups]) -> dict[Family, Difference]:
         """What differs between the kernel's tables and the plan. One group is compared after another."""
         listed = [(Group.of(key), elements) for key, elements in allowed]
         sets = [*_BASE_SETS, *(definition for group, _ in listed for definition in group.sets)]

@@ -1,1 +1,0 @@
-"""Network policies in the node's firewall. So far nf_tables alone."""
