@@ -5,12 +5,16 @@ Each agent serves the Services; the controller of policies runs beside it (`test
 
 import asyncio
 import re
+import socket
+import struct
 from collections.abc import AsyncIterator
+from contextlib import closing
+from functools import partial
 
 import pytest
 
 from tests.lab.cluster import Node, Pod
-from tests.lab.deployment import Deployment, goes_on
+from tests.lab.deployment import Deployment, eventually, goes_on
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.policy_agent import PolicyAgent
@@ -27,6 +31,7 @@ DENY_INGRESS = policy("deny", policyTypes=["Ingress"])
 NAMESPACES = namespace("shop", team="a"), namespace("elsewhere", team="b")
 PORTS = {"TCP": 8080, "UDP": 5353}
 HOST_PORT = 9000
+FORGED_PORT = 7000
 
 
 class Policies:
@@ -205,6 +210,43 @@ async def test_a_node_port_shows_policies_the_client_on_the_pods_own_node_and_th
         for family in FAMILIES:
             await hangs(client, family.of(other), 30080)
             await reaches(client, family.of(way), 30080)
+
+
+async def test_a_pod_that_claims_to_be_its_node_is_not_let_in(world: World, policies: Policies) -> None:
+    web, node1 = world.web[0], world.cluster.node("node1")
+    for family in FAMILIES:
+        number = socket.AF_INET6 if family.name == "IPv6" else socket.AF_INET
+        with closing(web.namespace.socket(number, socket.SOCK_DGRAM)) as server:
+            server.bind((family.of(web), FORGED_PORT))
+            forge(world.visitor, number, family.of(node1), family.of(web))
+            await eventually(lambda server=server: server.recv(100))
+            await policies.apply(DENY_INGRESS)
+            forge(world.visitor, number, family.of(node1), family.of(web))
+            await eventually(partial(has_dropped, node1, "ip6" if family.name == "IPv6" else "ip"))
+            with pytest.raises(BlockingIOError):
+                server.recv(100)
+            await policies.delete(DENY_INGRESS)
+
+
+def forge(sender: Host, family: int, source: str, destination: str) -> None:
+    """Send a datagram with the address of somebody else."""
+    ends = socket.inet_pton(family, source) + socket.inet_pton(family, destination)
+    datagram = struct.pack("!HHHH", FORGED_PORT, FORGED_PORT, 12, 0) + b"mine"
+    words = struct.unpack(f"!{len(ends + datagram) // 2}H", ends + datagram)
+    total = sum(words) + 17 + len(datagram)
+    checksum = ~(total + (total >> 16)) & 0xFFFF
+    datagram = datagram[:6] + struct.pack("!H", checksum) + datagram[8:]
+    if family == socket.AF_INET:  # the kernel adds length and checksum
+        header = struct.pack("!BBHHHBBH", 0x45, 0, 0, 1, 0, 64, 17, 0)
+    else:
+        header = struct.pack("!IHBB", 6 << 28, len(datagram), 17, 64)
+    with closing(sender.namespace.socket(family, socket.SOCK_RAW, socket.IPPROTO_RAW)) as raw:
+        raw.sendto(header + ends + datagram, (destination, 0))
+
+
+def has_dropped(node: Node, family: str) -> None:
+    listed = node.run("nft", "list", "table", family, "kroute-policies")
+    assert re.search(r"packets [1-9]\d* bytes \d+ drop", listed), listed
 
 
 async def test_a_connection_that_was_allowed_goes_on(world: World, deployment: Deployment, policies: Policies) -> None:

@@ -1,9 +1,11 @@
 """The tables `ip kroute-policies` and `ip6 kroute-policies`: their chains, rules and sets.
 
-A packet meets two base chains. `postrouting` has what goes to pods and leaves them, after IPVS has replaced the
+Packets meet these base chains. `postrouting` has what goes to pods and leaves them, after IPVS has replaced the
 destination of packets to Services, and before anything is masqueraded: it sees the addresses of client and pod. `input`
-has what pods send to their own node; what IPVS took does not arrive there, unless its real server is on the node. In
-both an accepted packet only leaves the chain: others may still drop it.
+has what pods send to their own node; what IPVS took does not arrive there, unless its real server is on the node. A
+packet that arrives with an address of this node as its source was forged by a pod of the same bridge, or by a neighbour
+of the node: `prerouting` asks the groups about it, since `postrouting` lets the node reach its pods. An accepted packet
+only leaves the chain: others may still drop it.
 
 Each group of pods has three sets and a chain, which returns what the group allows and drops all else. Verdict maps lead
 from the address of an isolated pod to the chains of its groups: a packet meets the same number of rules, however many
@@ -47,11 +49,13 @@ from kroute.model.policy_plan import Direction, GroupKey, PodGroups
 
 TABLES = {family: Table(family.number, "kroute-policies") for family in Family}
 
+PREROUTING = Chain("prerouting", "filter", "prerouting", 0)
 POSTROUTING, INPUT = Chain("postrouting", "filter", "postrouting", 90), Chain("input", "filter", "input", 110)
 """IPVS is in the hook input at 98 and 99. Source NAT is at 100, and kroute's at 95 (`firewall.nftables.rules`)."""
-BASE_CHAINS = POSTROUTING, INPUT
+BASE_CHAINS = PREROUTING, POSTROUTING, INPUT
 MAPS = {direction: NftSet(direction.lower(), ("ip", "jump")) for direction in Direction}
 """From the address of an isolated pod to the chain of its group."""
+GOES_ON = "a connection that was allowed goes on"
 OWN = NftSet("own", ("ip", "ip"))
 """The address of each isolated pod, twice: a pod reaches itself."""
 
@@ -113,17 +117,19 @@ def base_chains(family: Family) -> dict[Chain, list[NftRule]]:
     states = number(CtState.ESTABLISHED | CtState.RELATED)
     known = ct(AT, Ct.STATE), bitwise(AT, states, bytes(4)), compare(AT, bytes(4), equal=False), _ACCEPT
     both = source, addresses.load(register(addresses.length), End.DESTINATION), lookup(OWN.name, AT), _ACCEPT
-    node = fib_type_of_source(AT), compare(AT, number(RouteType.LOCAL)), _ACCEPT
+    of_node = fib_type_of_source(AT), compare(AT, number(RouteType.LOCAL))
     egress = source, lookup_verdict(MAPS[Direction.EGRESS].name, AT)
     ingress = destination, lookup_verdict(MAPS[Direction.INGRESS].name, AT)
-    begin = [(known, "a connection that was allowed goes on"), *_neighbours(family)]
+    begin = [(known, GOES_ON), *_neighbours(family)]
+    forged = *of_node, *ingress
     return {
+        PREROUTING: _rules(PREROUTING, (known, GOES_ON), (forged, "arrived with an address of this node")),
         POSTROUTING: _rules(
             POSTROUTING,
             *begin,
             (both, "a pod reaches itself"),
             (egress, "from an isolated pod"),
-            (node, "the node reaches its pods"),
+            ((*of_node, _ACCEPT), "the node reaches its pods"),
             (ingress, "to an isolated pod"),
         ),
         INPUT: _rules(INPUT, *begin, (egress, "from an isolated pod")),
