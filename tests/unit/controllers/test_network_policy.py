@@ -9,7 +9,7 @@ import pytest
 from kroute.controllers.network_policy import NetworkPolicyController
 from kroute.firewall.nftables.policy_rules import TABLES
 from kroute.firewall.nftables.policy_tables import PolicyTables
-from kroute.kernel.nftables.objects import DeleteTable
+from kroute.kernel.nftables.objects import AddElements, DeleteTable
 from kroute.model.addresses import Family
 from kroute.model.kinds import POLICY_KINDS
 from kroute.model.objects import Applied, Listed
@@ -134,3 +134,34 @@ async def test_what_others_change_is_put_right_at_once_where_the_kernel_says_so(
         await node.delete_table()
         await settle()
         assert T4 in node.kernel.nft.tables
+
+
+async def test_a_kernel_without_ipv6_isolates_over_ipv4(node: Node) -> None:
+    node.kernel.nft.lacking.add("ip6")
+    await adopted(node)
+    node.apply(CLIENT)
+    await node.controller.step()
+    assert node.peers == {"10.244.2.7/32"}
+    assert node.controller.statistics().failures == 0
+
+
+async def test_an_element_that_is_refused_keeps_no_other_group_waiting(node: Node) -> None:
+    second = pod("db", "10.244.1.6", app="db")
+    of_web, of_db = {"matchLabels": {"app": "web"}}, {"matchLabels": {"app": "db"}}
+    node.apply(second, ingress(pods_with(app="client"), selector=of_db, name="db"))
+    node.apply(namespace("shop"), WEB, ingress(pods_with(app="client"), selector=of_web))
+    node.list()
+    await node.controller.step()
+    sets = node.kernel.nft.tables[T4].sets
+    first, other = (found for name, found in sets.items() if name.endswith("-networks"))
+    overlapping = AddElements(first.definition, (("10.244.2.0/24",),))
+    assert await node.other.transact(T4, [overlapping]) == []
+    node.apply(CLIENT)
+    await node.controller.step()
+    sets = node.kernel.nft.tables[T4].sets
+    assert sets[first.definition.name].elements == {("10.244.2.0/24",)}
+    assert sets[other.definition.name].elements == {("10.244.2.7/32",)}
+    assert "10.244.2.7/32" in node.controller.statistics().last_error
+    node.clock.now += 60
+    await node.controller.step()
+    assert node.kernel.nft.tables[T4].sets[first.definition.name].elements == {("10.244.2.7/32",)}
