@@ -197,6 +197,19 @@ async def test_networks_have_exceptions_and_ports_have_ends_and_names(world: Wor
             await reaches(node1, family.of(web))
 
 
+async def test_large_datagrams_to_allowed_ports_pass(world: World, policies: Policies) -> None:
+    """Only the first fragment has a port. On the bridge of the two pods, and on the way to another node."""
+    by_visitor = {"selector": {"matchLabels": {"app": "visitor"}}}
+    await policies.apply(
+        ingress(pods_with(app="visitor"), ports=[{"protocol": "UDP", "port": 5353}], name="in"),
+        egress({"namespaceSelector": {}}, ports=[{"protocol": "UDP", "port": 5000, "endPort": 6000}], **by_visitor),
+    )
+    for family in FAMILIES:
+        for web in world.web[:2]:
+            assert (await world.visitor.udp(family.of(web), 5353, size=5000)).host == web.name
+            await hangs(world.web[2], family.of(web), 5353, "udp")
+
+
 async def test_a_node_port_shows_policies_the_client_on_the_pods_own_node_and_the_node_elsewhere(
     world: World, deployment: Deployment, policies: Policies
 ) -> None:
