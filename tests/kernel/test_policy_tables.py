@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kroute.firewall.nftables.policy_rules import MAPS, TABLES, Group
-from kroute.firewall.nftables.policy_tables import PolicyTables
+from kroute.firewall.nftables.policy_tables import MANY, PolicyTables
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import AddElements, DeleteElements, NftChange, Table
 from kroute.model.addresses import Family
@@ -100,6 +100,21 @@ async def test_a_new_peer_is_one_element_and_a_pod_that_leaves_is_one(node: Real
         cluster.delete(OTHER)
         await write(tables, cluster.plan())
         assert [type(one) for one in recorder.changes] == [AddElements, AddElements, DeleteElements, DeleteElements]
+
+
+async def test_a_set_that_many_ranges_leave_is_made_anew_and_keeps_the_others(node: RealNode) -> None:
+    """To delete them one by one took the kernel 47 s for 50,000."""
+    peers = [pod(f"c{it}", f"10.244.3.{it}", on="node2", app="client") for it in range(1, 1 + MANY)]
+    cluster = Cluster(SHOP, WEB, CLIENT, *peers, ingress(pods_with(app="client"), ports=RANGE))
+    async with Recorder() as recorder:
+        tables = PolicyTables(recorder)
+        await tables.restore(cluster.catalog.groups(), cluster.catalog.pods)
+        recorder.changes.clear()
+        cluster.delete(*peers)
+        await write(tables, cluster.after(OTHER))
+        ranges = [str(one).split(" set ")[0] for one in recorder.changes if "-ranges" in str(one)]
+        assert ranges == ["delete", "add", "add 2 elements to", "add fd00:244:2::8/128,TCP,8000,8100 to"]
+        await is_right(cluster, node.nftables)
 
 
 async def test_without_policies_nothing_is_made(node: RealNode) -> None:

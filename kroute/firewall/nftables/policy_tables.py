@@ -52,6 +52,9 @@ from kroute.reconcile.cleanup_report import CleanupReport
 
 Elements = dict[NftSet, list[Element]]
 
+MANY = 200
+"""Elements that leave a set of ranges at once, from which on the set is made anew. The kernel takes time by the set's
+size for each that is deleted."""
 _BASE_SETS = (*MAPS.values(), OWN)
 
 
@@ -63,6 +66,8 @@ class Difference(msgspec.Struct):
     removed: Elements = msgspec.field(default_factory=dict)
     added: Elements = msgspec.field(default_factory=dict)
     gone: list[NftChange] = msgspec.field(default_factory=list)
+    groups: list[Group] = msgspec.field(default_factory=list)
+    """Those whose elements may be among the removed."""
     drift: list[str] = msgspec.field(default_factory=list)
 
     def make(self, chain: Chain, rules: Iterable[NftRule]) -> None:
@@ -210,11 +215,23 @@ class PolicyTables:
         if not refused:
             self._present.add(family)
             refused = await self._nftables.write(table, _element_changes(AddElements, difference.filled))
+            anew = [each for group in difference.groups for each in await self._made_anew(family, group, difference)]
             removed = _element_changes(DeleteElements, difference.removed)
             added = _element_changes(AddElements, difference.added)
-            refused += await self._change(table, [*removed, *added, *difference.gone])
+            refused += await self._change(table, [*anew, *removed, *added, *difference.gone])
         for failure in refused:
             raise KernelError(f"table {table}: {failure}; trying again", errno=failure.errno)
+
+    async def _made_anew(self, family: Family, group: Group, difference: Difference) -> list[NftChange]:
+        """The changes that replace the set of ranges by one with the elements that stay, if many leave it."""
+        if len(difference.removed.get(group.ranges, ())) < MANY:
+            return []
+        elements = {one async for part in self._nftables.elements(TABLES[family], group.ranges) for one in part}
+        elements.difference_update(difference.removed.pop(group.ranges))
+        elements.update(difference.added.pop(group.ranges, ()))
+        filled = [AddElements(group.ranges, tuple(elements))] if elements else []
+        rules = map(AddRule, group_rules(family, group))
+        return [FlushChain(group.chain), DeleteSet(group.ranges.name), AddSet(group.ranges), *filled, *rules]
 
     async def _change(self, table: Table, changes: Sequence[NftChange]) -> list[Failure[NftChange]]:
         """Make all changes at one moment; without those of a set, if the kernel refuses some of these."""
@@ -254,6 +271,8 @@ def _change_group(group: Group, change: GroupChange, found: Mapping[Family, Diff
             difference.make(Chain(group.chain), group_rules(family, group))
     added = [*((network, *ANY) for network in change.networks_added), *change.ports_added]
     removed = [*((network, *ANY) for network in change.networks_removed), *change.ports_removed]
+    for difference in found.values():
+        difference.groups.append(group)
     for element in added:
         difference = found[family_of(element[0])]
         _put(difference.filled if change.is_new else difference.added, group.place(*element))
@@ -284,6 +303,7 @@ def _compare_base(family: Family, state: TableState, difference: Difference) -> 
 
 def _compare_group(family: Family, group: Group, state: TableState, difference: Difference) -> bool:
     """Whether the chain of the group is missing, so that no packet is led there yet."""
+    difference.groups.append(group)
     missing = [definition for definition in group.sets if definition.name not in state.sets]
     difference.made += map(AddSet, missing)
     rules = group_rules(family, group)
