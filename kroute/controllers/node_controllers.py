@@ -18,7 +18,7 @@ from kroute.controllers.prepared_pods import PreparedPods
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy.controller import ServiceProxy
 from kroute.firewall.backend import firewall_of
-from kroute.firewall.protocol import Firewall
+from kroute.firewall.protocol import Removable
 from kroute.firewall.sets import SetFill
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.plan import VirtualServerKey
@@ -164,7 +164,7 @@ class NodeControllers:
         """What there is to say of the ejected real servers of these virtual servers, one sentence each."""
         return self.service_proxy.weights.ejected(keys)
 
-    async def cleanup(self, firewalls: Sequence[Firewall]) -> CleanupReport:
+    async def cleanup(self, firewalls: Sequence[Removable]) -> CleanupReport:
         """Undo everything that earlier runs did on this node, in the order in which a Service is withdrawn.
 
         Only the ledger and kroute's names say what that is. `run` must not be running. `firewalls` are those of every
@@ -186,7 +186,7 @@ class NodeControllers:
         await self._undo_what_no_proxy_shares(firewalls, report, keep_interface=False)
         return report
 
-    async def hand_over(self, firewalls: Sequence[Firewall], *, keep_interface: bool) -> CleanupReport:
+    async def hand_over(self, firewalls: Sequence[Removable], *, keep_interface: bool) -> CleanupReport:
         """Undo what another proxy, which serves by now, does not use.
 
         That is the rules, the sets, and the link unless `keep_interface`. Virtual servers and sysctls stay; so do the
@@ -196,7 +196,7 @@ class NodeControllers:
         return report
 
     async def _undo_what_no_proxy_shares(
-        self, firewalls: Iterable[Firewall], report: CleanupReport, *, keep_interface: bool
+        self, firewalls: Iterable[Removable], report: CleanupReport, *, keep_interface: bool
     ) -> None:
         """Direct return goes first, since its addresses are delivered by the rules."""
         from kroute.controllers.direct_return import undo_direct_return  # noqa: PLC0415  for a cleanup alone

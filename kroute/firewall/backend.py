@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from kroute.firewall.iptables.address_sets import are_present
-from kroute.firewall.protocol import Backend, Firewall
+from kroute.firewall.protocol import Backend, Firewall, PolicyFirewall, Removable
 from kroute.kernel.node_kernel import CORE_CLIENTS, ClientName, NodeKernel, open_kernel
 from kroute.model.addresses import Family
 from kroute.settings import AUTO, Settings
@@ -38,6 +38,26 @@ def _make_nftables(settings: Settings, kernel: NodeKernel) -> Firewall:
     return NftablesFirewall(settings, kernel.nftables)
 
 
+def _make_nftables_policies(kernel: NodeKernel) -> PolicyFirewall:
+    from kroute.firewall.nftables.policy_tables import PolicyTables  # noqa: PLC0415  as above
+
+    return PolicyTables(kernel.nftables)
+
+
+async def _is_nftables_present(settings: Settings, kernel: NodeKernel) -> bool:
+    return await _make_nftables(settings, kernel).is_present() or await _has_nftables_policies(kernel)
+
+
+async def _has_nftables_policies(kernel: NodeKernel) -> bool:
+    from kroute.firewall.nftables.names import POLICY_TABLES, listed  # noqa: PLC0415  as above
+
+    return bool(await listed(kernel.nftables, POLICY_TABLES))
+
+
+async def _has_no_policies(_kernel: NodeKernel) -> bool:
+    return False
+
+
 BACKENDS: Mapping[str, Backend] = {
     "nftables": Backend(
         clients=("nftables",),
@@ -47,7 +67,9 @@ BACKENDS: Mapping[str, Backend] = {
         capabilities={},
         missing_tools=list,  # it needs none
         make=_make_nftables,
-        is_present=lambda settings, kernel: _make_nftables(settings, kernel).is_present(),
+        make_policies=_make_nftables_policies,
+        is_present=_is_nftables_present,
+        has_policies=_has_nftables_policies,
     ),
     "iptables": Backend(
         clients=("ipset", "xtables"),
@@ -58,7 +80,9 @@ BACKENDS: Mapping[str, Backend] = {
         capabilities={"NET_RAW": "the iptables tools read and write the rules by a raw socket"},
         missing_tools=_iptables_lacks,
         make=_make_iptables,
+        make_policies=None,
         is_present=lambda _settings, kernel: are_present(kernel.ipset),
+        has_policies=_has_no_policies,
     ),
 }
 """By the name that `--firewall` gives them."""
@@ -105,6 +129,12 @@ def firewall_of(settings: Settings, kernel: NodeKernel) -> Firewall:
     return BACKENDS[settings.firewall].make(settings, kernel)
 
 
+def policies_of(settings: Settings, kernel: NodeKernel) -> PolicyFirewall | None:
+    """The same for network policies; None if the backend cannot enforce them."""
+    make = BACKENDS[settings.firewall].make_policies
+    return make(kernel) if make is not None else None
+
+
 def clients_of(settings: Settings) -> tuple[ClientName, ...]:
     """The clients of the settled backend."""
     return BACKENDS[settings.firewall].clients
@@ -121,8 +151,8 @@ async def present(settings: Settings) -> list[str]:
 
 
 @asynccontextmanager
-async def open_what_stands(settings: Settings) -> AsyncIterator[tuple[Settings, NodeKernel, list[Firewall]]]:
-    """The node's kernel and the firewalls of all backends that are present, for undoing what they have made.
+async def open_what_stands(settings: Settings) -> AsyncIterator[tuple[Settings, NodeKernel, list[Removable]]]:
+    """The node's kernel and what all backends that are present may have left, for undoing it.
 
     The settings are settled on one of them. Raises KernelError as `present` and `open_kernel` do.
     """
@@ -130,7 +160,14 @@ async def open_what_stands(settings: Settings) -> AsyncIterator[tuple[Settings, 
     clients = {client for name in names for client in BACKENDS[name].clients}
     settings = settled_on(settings, next(iter(names or BACKENDS)))
     async with open_kernel(settings.proc_sys, only=(*CORE_CLIENTS, *clients)) as kernel:
-        yield settings, kernel, [BACKENDS[name].make(settings, kernel) for name in names]
+        yield settings, kernel, [one for name in names for one in removables(settings, name, kernel)]
+
+
+def removables(settings: Settings, name: str, kernel: NodeKernel) -> list[Removable]:
+    """What the backend of this name may have left. `kernel` has its clients."""
+    backend = BACKENDS[name]
+    policies = [backend.make_policies(kernel)] if backend.make_policies is not None else []
+    return [backend.make(settings, kernel), *policies]
 
 
 async def _is_present(settings: Settings, backend: Backend) -> bool:

@@ -29,7 +29,15 @@ class Prerequisites(NamedTuple):
     fulfilled: str
 
 
-class Firewall(Protocol):
+class Removable(Protocol):
+    """Something of a backend that can be undone."""
+
+    async def remove(self, report: CleanupReport) -> None:
+        """Remove all of it that kroute has made in any run."""
+        ...
+
+
+class Firewall(Removable, Protocol):
     """The sets of both families, and the rules that look them up. Set entries change with Services, rules do not.
 
     An element is a `SetEntry`; its first address says its family. Unless it says otherwise, a method raises KernelError
@@ -117,10 +125,6 @@ class Firewall(Protocol):
         """Whether the kernel has sets of kroute's, from any run."""
         ...
 
-    async def remove(self, report: CleanupReport) -> None:
-        """Remove the rules and sets that kroute has made in any run."""
-        ...
-
     def set_name(self, family: Family, which: AddressSet) -> str:
         """The set's name in the backend's own tools, for messages to people."""
         ...
@@ -146,7 +150,7 @@ AllowedPeers: TypeAlias = Iterable[tuple[GroupKey, Iterator[tuple[str, PortRange
 """Groups of pods with what they allow: networks of peers, each with a range of ports."""
 
 
-class PolicyFirewall(Protocol):
+class PolicyFirewall(Removable, Protocol):
     """What the firewall has of network policies. A method raises KernelError when it cannot do all that it should."""
 
     async def write(self, change: PolicyChange) -> None:
@@ -165,10 +169,6 @@ class PolicyFirewall(Protocol):
         """The same as `Firewall.follow`."""
         ...
 
-    async def remove(self, report: CleanupReport) -> None:
-        """Remove what kroute has made in any run."""
-        ...
-
 
 class Backend(NamedTuple):
     """A way to program the kernel's firewall, and what it needs before it can be used.
@@ -177,6 +177,8 @@ class Backend(NamedTuple):
     avoids loading the backend. `modules` are kernel modules with their purpose. `overrules`: no rule of iptables drops
     a packet that its rules accept. `capabilities` are needed in addition to NET_ADMIN, with their purpose.
     `missing_tools` returns a sentence about a missing program, if any; it ends in `; ` and the next step.
+    `is_present` says whether any run has left something, of network policies too, and `has_policies` whether of these.
+    `make_policies` is None if the backend cannot enforce them.
     """
 
     clients: tuple[ClientName, ...]
@@ -186,4 +188,6 @@ class Backend(NamedTuple):
     capabilities: Mapping[str, str]
     missing_tools: Callable[[], list[str]]
     make: Callable[[Settings, NodeKernel], Firewall]
+    make_policies: Callable[[NodeKernel], PolicyFirewall] | None
     is_present: Callable[[Settings, NodeKernel], Awaitable[bool]]
+    has_policies: Callable[[NodeKernel], Awaitable[bool]]

@@ -10,7 +10,7 @@ from typing import Protocol
 import structlog
 
 from kroute.base.backoff import Backoff
-from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, present, settled_on
+from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, present, removables, settled_on
 from kroute.kernel.errors import KernelError
 from kroute.kernel.node_kernel import open_kernel
 from kroute.model.addresses import Family
@@ -81,7 +81,8 @@ async def _remove(settings: Settings, names: list[str]) -> str:
             if missing := BACKENDS[name].missing_tools():
                 raise KernelError(missing[0])
             async with open_kernel(settings.proc_sys, only=BACKENDS[name].clients) as kernel:
-                await firewall_of(settled_on(settings, name), kernel).remove(report)
+                for one in removables(settled_on(settings, name), name, kernel):
+                    await one.remove(report)
     if not report.failed:
         log.info("firewall.replaced", backends=names, by=settings.firewall, undone=len(report.undone))
     return next(iter(report.failed), "")

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kroute.firewall.nftables.policy_rules import MAPS, TABLES, Group
+from kroute.firewall.nftables.names import POLICY_TABLES
+from kroute.firewall.nftables.policy_rules import MAPS, Group
 from kroute.firewall.nftables.policy_tables import MANY, PolicyTables
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import AddElements, DeleteElements, NftChange, Table
@@ -28,7 +29,7 @@ from tests.unit.planning.policies.cluster import (
 
 pytestmark = pytest.mark.nftables
 
-T4 = TABLES[Family.IPV4]
+T4 = POLICY_TABLES[Family.IPV4]
 WEB = pod("web", "10.244.1.5", "fd00:244:1::5", ports=[port("http", 8080)], app="web")
 CLIENT = pod("client", "10.244.2.7", "fd00:244:2::7", on="node2", app="client")
 OTHER = pod("other", "10.244.2.8", "fd00:244:2::8", on="node2", app="client")

@@ -1,8 +1,10 @@
 """The names and definitions of the tables and their sets: each AddressSet has one in each table."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from kroute.firewall.sets import SHAPES
+from kroute.kernel.clients import NftablesClient
 from kroute.kernel.nftables.objects import NftSet, Table
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
@@ -11,6 +13,9 @@ TABLE = "kroute"
 """The name of the table, in both families. Whatever is in it is kroute's."""
 
 TABLES = {family: Table(family.number, TABLE) for family in Family}
+
+POLICY_TABLES = {family: Table(family.number, f"{TABLE}-policies") for family in Family}
+"""Those of network policies."""
 
 
 @lru_cache(64)
@@ -33,3 +38,9 @@ DEFINITIONS = {which: NftSet(set_name(which), tuple(map(str, parts))) for which,
 """The sets, as they are made in both tables."""
 
 BY_NAME = {definition.name: which for which, definition in DEFINITIONS.items()}
+
+
+async def listed(nftables: NftablesClient, tables: Mapping[Family, Table]) -> list[Family]:
+    """The families of which these tables exist, from any run."""
+    names = await nftables.tables()
+    return [family for family, table in tables.items() if table.listed_as in names]

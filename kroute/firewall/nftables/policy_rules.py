@@ -42,12 +42,10 @@ from kroute.kernel.nftables.expressions import (
     verdict,
 )
 from kroute.kernel.nftables.messages import LONGEST_COMMENT
-from kroute.kernel.nftables.objects import Chain, Element, NftRule, NftSet, Table
+from kroute.kernel.nftables.objects import Chain, Element, NftRule, NftSet
 from kroute.model.addresses import Family
 from kroute.model.plan import Protocol
 from kroute.model.policy_plan import Direction, GroupKey, PodGroups
-
-TABLES = {family: Table(family.number, "kroute-policies") for family in Family}
 
 PREROUTING = Chain("prerouting", "filter", "prerouting", 0)
 POSTROUTING, INPUT = Chain("postrouting", "filter", "postrouting", 90), Chain("input", "filter", "input", 110)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from kroute.firewall.nftables.names import POLICY_TABLES, listed
 from kroute.firewall.nftables.policy_rules import (
     BASE_CHAINS,
     MAPS,
     OWN,
-    TABLES,
     Group,
     base_chains,
     group_rules,
@@ -83,7 +83,7 @@ class PolicyTables:
         """The families whose tables exist, as far as is known."""
         self._pods: dict[str, PodGroups] = {}
         """The groups to which the kernel leads the addresses of pods."""
-        self._watch = TableWatch(nftables, TABLES.values())
+        self._watch = TableWatch(nftables, POLICY_TABLES.values())
 
     async def write(self, change: PolicyChange) -> None:
         pods = {**self._pods, **change.pods}
@@ -97,14 +97,14 @@ class PolicyTables:
 
     async def restore(self, allowed: AllowedPeers, pods: Mapping[str, PodGroups]) -> list[str]:
         since = await self._watch.begin()
-        self._present = await self._listed()
+        self._present = set(await listed(self._nftables, POLICY_TABLES))
         drift: list[str] = []
         if pods:
             for family, difference in (await self._compare(allowed, pods)).items():
                 await self._write(family, difference)
-                drift += [f"table {TABLES[family]}: {what}" for what in difference.drift]
+                drift += [f"table {POLICY_TABLES[family]}: {what}" for what in difference.drift]
         else:
-            drift += [f"table {TABLES[family]}: no pod is isolated" for family in self._present]
+            drift += [f"table {POLICY_TABLES[family]}: no pod is isolated" for family in self._present]
             await self._delete(self._present)
         self._pods = dict(pods)
         self._watch.found_right(since)
@@ -117,16 +117,11 @@ class PolicyTables:
         await self._watch.follow(changed)
 
     async def remove(self, report: CleanupReport) -> None:
-        for family in sorted(await self._listed()):
-            table = TABLES[family]
+        for family in await listed(self._nftables, POLICY_TABLES):
+            table = POLICY_TABLES[family]
             with report.step(f"table {table}"):
                 await self._delete([family])
                 report.add(f"delete table {table}")
-
-    async def _listed(self) -> set[Family]:
-        """The families whose tables exist, from any run."""
-        names = await self._nftables.tables()
-        return {family for family in Family if TABLES[family].listed_as in names}
 
     def _differences(self, change: PolicyChange) -> dict[Family, Difference]:
         found = {family: Difference() for family in Family}
@@ -179,7 +174,7 @@ class PolicyTables:
 
     async def _state(self, family: Family, sets: Mapping[str, NftSet]) -> TableState:
         """What the table has; one that another program has made unusable is deleted at first."""
-        table = TABLES[family]
+        table = POLICY_TABLES[family]
         state = await self._nftables.read(table) if family in self._present else None
         if state is not None and _is_unusable(state, sets):
             await self._delete([family])
@@ -197,7 +192,7 @@ class PolicyTables:
     ) -> None:
         found: set[Element] = set()
         if definition.name in state.sets:
-            async for part in self._nftables.elements(TABLES[family], definition):
+            async for part in self._nftables.elements(POLICY_TABLES[family], definition):
                 found.update(part)
         surplus, missing = found.difference(wanted), set(wanted) - found
         _put(difference.removed, *((definition, element) for element in surplus))
@@ -208,7 +203,7 @@ class PolicyTables:
             difference.drift.append(f"set {definition.name} lacked {len(missing)} elements")
 
     async def _write(self, family: Family, difference: Difference) -> None:
-        table = TABLES[family]
+        table = POLICY_TABLES[family]
         refused = await self._transact(table, difference.made)
         if family not in self._present and any(failure.errno in UNSUPPORTED for failure in refused):
             return  # no pod has an address of a family that the kernel lacks
@@ -226,7 +221,7 @@ class PolicyTables:
         """The changes that replace the set of ranges by one with the elements that stay, if many leave it."""
         if len(difference.removed.get(group.ranges, ())) < MANY:
             return []
-        elements = {one async for part in self._nftables.elements(TABLES[family], group.ranges) for one in part}
+        elements = {one async for part in self._nftables.elements(POLICY_TABLES[family], group.ranges) for one in part}
         elements.difference_update(difference.removed.pop(group.ranges))
         elements.update(difference.added.pop(group.ranges, ()))
         filled = [AddElements(group.ranges, tuple(elements))] if elements else []
@@ -247,9 +242,9 @@ class PolicyTables:
 
     async def _delete(self, families: Iterable[Family]) -> None:
         for family in list(families):
-            for failure in await self._nftables.transact(TABLES[family], [DeleteTable()]):
+            for failure in await self._nftables.transact(POLICY_TABLES[family], [DeleteTable()]):
                 if failure.errno != errno.ENOENT:
-                    raise KernelError(f"table {TABLES[family]}: {failure}; trying again", errno=failure.errno)
+                    raise KernelError(f"table {POLICY_TABLES[family]}: {failure}; trying again", errno=failure.errno)
             self._present.discard(family)
 
 

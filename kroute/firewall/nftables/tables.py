@@ -12,7 +12,7 @@ from itertools import groupby
 
 import structlog
 
-from kroute.firewall.nftables.names import DEFINITIONS, TABLE, TABLES
+from kroute.firewall.nftables.names import DEFINITIONS, TABLE, TABLES, listed
 from kroute.firewall.nftables.rules import NftablesRules, family_rules
 from kroute.firewall.rule_writer import RuleWriter
 from kroute.kernel.clients import NftablesClient
@@ -127,8 +127,7 @@ class NftablesTables(RuleWriter[Family]):
 
     async def present(self) -> list[Family]:
         """The families whose tables exist, from any run."""
-        names = await self.nftables.tables()
-        return [family for family in Family if TABLES[family].listed_as in names]
+        return await listed(self.nftables, TABLES)
 
     async def remove(self, report: CleanupReport) -> None:
         self.standing.clear()

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from kroute.controllers.network_policy import NetworkPolicyController
-from kroute.firewall.nftables.policy_rules import TABLES
+from kroute.firewall.nftables.names import POLICY_TABLES
 from kroute.firewall.nftables.policy_tables import PolicyTables
 from kroute.kernel.nftables.objects import AddElements, DeleteTable
 from kroute.model.addresses import Family
@@ -26,7 +26,7 @@ from tests.unit.watching import running
 WEB = pod("web", "10.244.1.5", "fd00:244:1::5", app="web")
 CLIENT = pod("client", "10.244.2.7", on="node2", app="client")
 POLICY = ingress(pods_with(app="client"))
-T4 = TABLES[Family.IPV4]
+T4 = POLICY_TABLES[Family.IPV4]
 
 
 class Node:

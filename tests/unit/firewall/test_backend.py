@@ -9,10 +9,13 @@ import pytest
 from kroute.checks import preflight
 from kroute.firewall import backend
 from kroute.firewall.nftables.firewall import NftablesFirewall
+from kroute.firewall.nftables.names import POLICY_TABLES
 from kroute.firewall.protocol import Prerequisites
 from kroute.kernel import modules
 from kroute.kernel.ipset import SetDefinition
+from kroute.kernel.nftables.objects import AddTable
 from kroute.model.addresses import Family
+from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import FIREWALLS, Settings
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.node_kernel import FakeNodeKernel, open_fake_kernel
@@ -96,6 +99,19 @@ async def test_only_what_has_left_something_is_opened_for_undoing(node: Node) ->
         assert await firewall.is_present()
         assert settings.firewall == "iptables"
     assert {"xtables", "ipset", "ipvs"} <= node.opened[-1]
+
+
+@pytest.mark.parametrize("family", Family)
+async def test_tables_of_network_policies_alone_are_found_and_undone(node: Node, family: Family) -> None:
+    clients = await FakeNodeKernel.of(node.kernel).open()
+    assert await clients.nftables.transact(POLICY_TABLES[family], [AddTable()]) == []
+    assert await backend.present(AUTO) == ["nftables"]
+    report = CleanupReport()
+    async with backend.open_what_stands(AUTO) as (_, _, left):
+        for each in left:
+            await each.remove(report)
+    assert report.undone == [f"delete table {POLICY_TABLES[family]}"]
+    assert await backend.present(AUTO) == []
 
 
 async def test_a_missing_tool_is_a_prerequisite_with_its_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
