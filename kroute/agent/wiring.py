@@ -23,8 +23,8 @@ from kroute.checks import preflight
 from kroute.checks.other_proxies import ProxyTraces
 from kroute.checks.ownership import WAITING_LOOK, Ownership
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.firewall.backend import Choice, node_clients, settled_on
-from kroute.firewall.succession import replace_others
+from kroute.firewall.backend import ANOTHER_BACKEND, Choice, no_policies, node_clients, settled_on
+from kroute.firewall.succession import remove_policies, replace_others
 from kroute.inspect import agent_socket
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.kinds import WatchedKind, watched
@@ -52,6 +52,7 @@ from kroute.watchers.node import NodeWatcher, read_node_interfaces
 
 if TYPE_CHECKING:
     from kroute.migration.take_over import TakeOver
+    from kroute.planning.policies.catalog import PolicyCatalog
     from kroute.watchers.kubernetes.watcher import FollowedCluster
 
 log = structlog.get_logger(__name__)
@@ -95,7 +96,8 @@ class Agent:
         self._gc_tuning = GcTuning()
         monitor = kernel.monitor(except_interface=settings.dummy_interface, routes=False)
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces, monitor=monitor)
-        self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel)
+        policies = _policies(settings)
+        self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel, policies)
         self._controllers.stage_gate.follow(self._changes.passed)
         self._traces = ProxyTraces(kernel, settings)
         self._ownership = Ownership(
@@ -191,6 +193,8 @@ class Agent:
     def _take(self, changes: Sequence[Change]) -> None:
         self._changes.read(changes)
         self._catalog.take(changes)
+        if (policies := self._controllers.network_policy) is not None:
+            policies.take_changes(changes)
         self._changed.set()
 
     def _take_interfaces(self, interfaces: NodeInterfaces) -> None:
@@ -239,8 +243,12 @@ class Agent:
 
     async def _replace_other_firewalls(self) -> None:
         await self._controllers.live()
+        settings, controllers = self._settings, self._controllers
+        if controllers.network_policy is None:
+            await retry_when_exhausted("removing network policies", lambda: remove_policies(settings))
         await retry_when_exhausted(
-            "replacing another firewall backend", lambda: replace_others(self._settings, self._controllers.masquerade)
+            "replacing another firewall backend",
+            lambda: replace_others(settings, controllers.masquerade, controllers.network_policy),
         )
 
     def _statistics(self) -> Statistics:
@@ -256,6 +264,15 @@ class Agent:
 
     async def _measured(self, _about: str) -> bytes:
         return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._changes.newest)))
+
+
+def _policies(settings: Settings) -> "PolicyCatalog | None":
+    """What plans NetworkPolicies, if these are enforced."""
+    if not settings.network_policies:
+        return None
+    from kroute.planning.policies.catalog import PolicyCatalog  # noqa: PLC0415  few nodes have it
+
+    return PolicyCatalog(settings.node_name)
 
 
 async def serve(
@@ -299,6 +316,8 @@ async def _claimed(settings: Settings, choice: Choice, stack: AsyncExitStack) ->
         await asyncio.sleep(WAITING_LOOK)
     log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
     log.info("firewall.chosen", backend=choice.name, why=choice.why)
+    for lacking in no_policies(settings):
+        log.error("policies.not_enforced", why=lacking, next_step=ANOTHER_BACKEND)
     return state_dir
 
 

@@ -11,7 +11,7 @@ from kroute.checks.neighbours import calico_traces, check_calico, check_host_fir
 from kroute.checks.other_proxies import Trace, leftovers
 from kroute.checks.preflight import Required
 from kroute.controllers.ipvs.sysctls import Circumstances, Row, node_rows
-from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled_on
+from kroute.firewall.backend import ANOTHER_BACKEND, BACKENDS, clients_of, firewall_of, no_policies, settled_on
 from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
 from kroute.kernel.clients import IpvsClient, LinkClient, SysctlClient
@@ -28,6 +28,7 @@ from kroute.reconcile.ledger import Ledger, LedgerError
 from kroute.settings import DEFAULTS, Settings
 
 BACKEND, SYSCTL, PROXIES, NODE, STATE = "backend", "sysctls", "proxies", "node", "state"
+POLICIES = "network policies"
 
 
 async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
@@ -50,6 +51,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     reads_legacy = preflight.has_capability("NET_RAW")
     async with open_kernel(only=_clients(settings)) as kernel, Nftables() as nftables:
         findings += await check_firewall(firewall_of(settings, kernel), ipv6=ipv6)
+        findings += [failed(POLICIES, lacking, ANOTHER_BACKEND) for lacking in no_policies(settings)]
         overrules = BACKENDS[choice.name].overrules
         nft_chains = await nftables.chains()
         findings += await check_host_firewall(nft_chains, overrules=overrules, reads_legacy=reads_legacy)

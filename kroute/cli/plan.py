@@ -1,6 +1,7 @@
 """`kroute plan`: show what an agent would change on this node now, without changing it."""
 
 import asyncio
+from collections.abc import Sequence
 
 import click
 
@@ -14,11 +15,14 @@ from kroute.firewall.backend import choose, node_clients, settled_on
 from kroute.inspect.dry_run import PlannedChanges, dry_run
 from kroute.kernel.errors import KernelError
 from kroute.kernel.node_kernel import open_kernel
+from kroute.model.kinds import watched
 from kroute.model.node_facts import node_facts
+from kroute.model.objects import Change
 from kroute.model.plan import Plan
 from kroute.planning.catalog import Catalog
+from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.settings import Settings
-from kroute.watchers.initial_sync import InitialSyncError, api_facts, initial_sync
+from kroute.watchers.initial_sync import InitialSyncError, api_facts, read_all
 from kroute.watchers.node import read_node_interfaces
 
 SIGNS = {"add": ("+", "green"), "edit": ("~", "yellow"), "delete": ("-", "red")}
@@ -39,24 +43,34 @@ def plan(settings: Settings, *, output: str) -> int:
     return DIFFERENT if found.changes else DONE
 
 
-async def plans_of(settings: Settings) -> list[Plan]:
-    """The plans for all current objects of the source that the settings name. Raises as `initial_sync` does."""
+async def plans_of(settings: Settings, policies: PolicyCatalog | None = None) -> list[Plan]:
+    """The plans for all current objects of the source that the settings name. `policies` gets the objects, too.
+
+    Raises as `read_all` does.
+    """
     interfaces = await read_node_interfaces(settings.dummy_interface)
     catalog = Catalog(settings, node_facts(settings, None, interfaces))
     catalog.set_interfaces(interfaces)
-    catalog.take(await initial_sync(settings))
+
+    def take(changes: Sequence[Change]) -> None:
+        catalog.take(changes)
+        if policies is not None:
+            policies.take(changes)
+
+    await read_all(settings, watched(settings), take)
     catalog.set_api(await api_facts(settings))
     return catalog.plan_marked()
 
 
 async def changes_of(settings: Settings) -> PlannedChanges:
-    """What an agent with these settings would change now. Raises as `initial_sync` does, and KernelError."""
+    """What an agent with these settings would change now. Raises as `read_all` does, and KernelError."""
     for finding in await preflight.interface_findings(settings):
         raise KernelError(str(finding))
-    plans = await plans_of(settings)
+    policies = PolicyCatalog(settings.node_name) if settings.network_policies else None
+    plans = await plans_of(settings, policies)
     settings = settled_on(settings, (await choose(settings)).name)
     async with open_kernel(settings.proc_sys, only=node_clients(settings)) as kernel:
-        return await dry_run(settings, plans, kernel)
+        return await dry_run(settings, plans, kernel, policies)
 
 
 def print_changes(found: PlannedChanges, screen: Screen) -> None:

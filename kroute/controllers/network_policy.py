@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from kroute.firewall.protocol import AllowedPeers, PolicyFirewall
 from kroute.model.objects import Change
 from kroute.model.plan import Plan, ServicePlan
-from kroute.model.policy_plan import PodGroups, PolicyChange
+from kroute.model.policy_plan import GroupChange, PodGroups, PolicyChange
 from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.resync_schedule import LONGEST_PAUSE
 
@@ -57,9 +57,10 @@ class NetworkPolicyController(Controller):
         """Nothing: see `take_changes`."""
 
     def take_changes(self, changes: Iterable[Change]) -> None:
-        """Take what the watchers saw of Pods, Namespaces and NetworkPolicies."""
+        """Take what the watchers saw; only Pods, Namespaces and NetworkPolicies count."""
         self._catalog.take(changes)
-        self.wake.set()
+        if self._catalog.has_marked or not self.has_adopted:
+            self.wake.set()
 
     def companions(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the passes: a resync at once when another program changes it."""
@@ -84,15 +85,23 @@ class NetworkPolicyController(Controller):
             return []
         while self._catalog.has_marked:
             await self._plan()  # the comparison is with all that is planned
-        return await self._firewall.restore(self._catalog.groups(), self._catalog.pods)
+        drift = await self._firewall.restore(self._catalog.groups(), self._catalog.pods)
+        self.status.wrote(len(drift))
+        return drift
 
     async def write(self) -> None:
         while self._catalog.has_marked:
             if (change := await self._plan()) is not None:
                 await self._firewall.write(change)
+                self.status.wrote(len(change.pods) + len(change.gone) + sum(map(_elements, change.groups.values())))
 
     async def _plan(self) -> PolicyChange | None:
         """Plan a piece of what is new; returns the difference when it is planned."""
         change = self._catalog.plan_marked(WORK)
         await asyncio.sleep(0)
         return change
+
+
+def _elements(change: GroupChange) -> int:
+    """How many elements of a group have changed."""
+    return sum(map(len, (change.networks_added, change.networks_removed, change.ports_added, change.ports_removed)))

@@ -17,7 +17,7 @@ from kroute.controllers.masquerade import Masquerade
 from kroute.controllers.prepared_pods import PreparedPods
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy.controller import ServiceProxy
-from kroute.firewall.backend import firewall_of
+from kroute.firewall.backend import firewall_of, policies_of
 from kroute.firewall.protocol import Removable
 from kroute.firewall.sets import SetFill
 from kroute.kernel.node_kernel import NodeKernel
@@ -31,6 +31,7 @@ from kroute.settings import Settings
 
 if TYPE_CHECKING:
     from kroute.controllers.direct_return import DirectReturn
+    from kroute.controllers.network_policy import Catalog, NetworkPolicyController
 
 
 REPAIRS_APART = 60.0
@@ -46,11 +47,13 @@ class NodeControllers:
     """An async context manager; inside it, call either `run` or a cleanup.
 
     The caller keeps `kernel` open meanwhile. The settings name the firewall backend (`kroute.firewall.backend`).
+    `policies` plans NetworkPolicies, where these are enforced and the backend can do so.
     `clock` returns seconds and never goes back. The constructor reads the ledger (LedgerError). Entering subscribes to
     the kernel's events (KernelError); leaving closes the ledger.
     """
 
     direct_return: "DirectReturn | None"
+    network_policy: "NetworkPolicyController | None"
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class NodeControllers:
         broadcaster: Broadcaster,
         report: Report,
         kernel: NodeKernel,
+        policies: "Catalog | None" = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,7 +70,6 @@ class NodeControllers:
         self.ledger = Ledger.open(settings.state_dir)
         self.interface = DummyInterface(settings.dummy_interface, kernel.links, self.ledger)
         self._broadcaster = broadcaster
-        self._unhealthy_after = RESYNC_PERIODS * settings.resync_period
         self._monitors = (
             kernel.monitor(only_interface=settings.dummy_interface, routes=False),
             kernel.monitor(only_interface=settings.dummy_interface, other_addresses=True),
@@ -80,6 +83,11 @@ class NodeControllers:
             from kroute.controllers.direct_return import DirectReturn  # noqa: PLC0415  few nodes have it
 
             self.direct_return = DirectReturn(shared, kernel.tunnels, prepared)
+        self.network_policy = None
+        if policies is not None and (firewall := policies_of(settings, kernel)) is not None:
+            from kroute.controllers.network_policy import NetworkPolicyController  # noqa: PLC0415  as above
+
+            self.network_policy = NetworkPolicyController(shared, policies, firewall)
         # The last to subscribe is the last to be woken: by then the others have said which stages need no write. Where
         # plans are there before `run`, as after a wait for the node, it is the first to run, which costs it a pass.
         self.service_proxy = ServiceProxy(shared, kernel, self.interface, self.ledger, self._monitors[0], prepared)
@@ -99,8 +107,8 @@ class NodeControllers:
     @property
     def kernel_writers(self) -> tuple[Controller, ...]:
         """All controllers but the health checks, which listen on ports and write nothing to the kernel."""
-        usual = self.service_proxy, self.route_fix, self.masquerade
-        return usual if self.direct_return is None else (*usual, self.direct_return)
+        optional = [one for one in (self.direct_return, self.network_policy) if one is not None]
+        return self.service_proxy, self.route_fix, self.masquerade, *optional
 
     @property
     def _all(self) -> tuple[Controller, ...]:
@@ -138,7 +146,8 @@ class NodeControllers:
 
     def complaints(self) -> list[str]:
         """Why this node is not healthy, one sentence each; empty if it is."""
-        return complaints(self._broadcaster.statistics(), self.statistics(), self._unhealthy_after)
+        limit = RESYNC_PERIODS * self.service_proxy.settings.resync_period
+        return complaints(self._broadcaster.statistics(), self.statistics(), limit)
 
     def statistics(self) -> dict[str, ControllerStatistics]:
         """Each controller's counters, by its name."""

@@ -90,6 +90,9 @@ BACKENDS: Mapping[str, Backend] = {
 PREFERRED, OLDEST = "nftables", "iptables"
 """`auto` chooses PREFERRED, but OLDEST where that has left something on the node, or where PREFERRED cannot be used."""
 
+ANOTHER_BACKEND = f"set `--firewall {PREFERRED}`"
+"""The next step where a backend cannot enforce network policies."""
+
 IPV6 = Path("/proc/net/if_inet6")
 """Does not exist where the kernel runs without IPv6."""
 
@@ -133,6 +136,13 @@ def policies_of(settings: Settings, kernel: NodeKernel) -> PolicyFirewall | None
     """The same for network policies; None if the backend cannot enforce them."""
     make = BACKENDS[settings.firewall].make_policies
     return make(kernel) if make is not None else None
+
+
+def no_policies(settings: Settings) -> list[str]:
+    """Why network policies are not enforced although the settings ask for it; empty if they are, or nobody asks."""
+    if not settings.network_policies or BACKENDS[settings.firewall].make_policies is not None:
+        return []
+    return [f"the firewall's backend {settings.firewall} cannot enforce network policies"]
 
 
 def clients_of(settings: Settings) -> tuple[ClientName, ...]:

@@ -14,7 +14,7 @@ import msgspec
 
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy.readiness import PATIENCE
-from kroute.firewall.backend import firewall_of
+from kroute.firewall.backend import firewall_of, no_policies
 from kroute.firewall.protocol import Firewall
 from kroute.inspect.recording import Recorder, recording
 from kroute.kernel.errors import KernelError
@@ -22,6 +22,7 @@ from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.document import Document
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, Problem
+from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import Report
@@ -61,8 +62,12 @@ class PlannedChanges(Document):
         return [change.service or change.kind for change in self.changes]
 
 
-async def dry_run(settings: Settings, plans: Sequence[Plan], kernel: NodeKernel) -> PlannedChanges:
+async def dry_run(
+    settings: Settings, plans: Sequence[Plan], kernel: NodeKernel, policies: PolicyCatalog | None = None
+) -> PlannedChanges:
     """What an agent with these settings would write for these plans, which are all plans of the node.
+
+    `policies` has all objects that NetworkPolicies need, where these are enforced.
 
     Raises:
         KernelError: the kernel does not tell its state.
@@ -76,7 +81,7 @@ async def dry_run(settings: Settings, plans: Sequence[Plan], kernel: NodeKernel)
     with tempfile.TemporaryDirectory(prefix="kroute-plan-") as directory:
         _copy_ledger(settings.state_dir, Path(directory))
         on_copy = msgspec.structs.replace(settings, state_dir=Path(directory))
-        await _run(on_copy, plans, recording(kernel, recorder), report)
+        await _run(on_copy, plans, recording(kernel, recorder), report, policies)
     if recorder.errors:
         raise KernelError(recorder.errors[0])
     for plan in plans:
@@ -87,17 +92,19 @@ async def dry_run(settings: Settings, plans: Sequence[Plan], kernel: NodeKernel)
         PlannedChange(owners.get(change.subject, ""), change.kind, change.action, change.what)
         for change in recorder.changes
     ]
-    return PlannedChanges(_in_order(changes), problems + recorder.unknown)
+    return PlannedChanges(_in_order(changes), [*problems, *recorder.unknown, *no_policies(settings)])
 
 
-async def _run(settings: Settings, plans: Sequence[Plan], kernel: NodeKernel, report: Report) -> None:
+async def _run(
+    settings: Settings, plans: Sequence[Plan], kernel: NodeKernel, report: Report, policies: PolicyCatalog | None
+) -> None:
     """Reconcile these plans until the controllers have nothing left to do.
 
     Their clock moves only once: past the time after which controllers stop waiting for each other.
     """
     now = 0.0
     broadcaster = Broadcaster()
-    async with NodeControllers(settings, broadcaster, report, kernel, clock=lambda: now) as controllers:
+    async with NodeControllers(settings, broadcaster, report, kernel, policies, clock=lambda: now) as controllers:
         broadcaster.publish(plans)
         for controller in controllers.kernel_writers:
             await controller.start()

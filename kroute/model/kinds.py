@@ -116,9 +116,14 @@ WATCHED = (SERVICES, ENDPOINT_SLICES, NODES)
 """Everything that an agent watches. All Nodes are watched because no Service may have another Node's address."""
 
 
-def watched(settings: Settings) -> tuple[WatchedKind, ...]:
-    """What an agent with these settings watches: Pods with a weight only if they are asked for."""
+def of_services(settings: Settings) -> tuple[WatchedKind, ...]:
+    """What Services need with these settings: Pods with a weight only if they are asked for."""
     return (*WATCHED, PODS) if settings.pod_weights else WATCHED
+
+
+def watched(settings: Settings) -> tuple[WatchedKind, ...]:
+    """What an agent with these settings watches. The Pods of NetworkPolicies are all, also those with a weight."""
+    return (*WATCHED, *POLICY_KINDS) if settings.network_policies else of_services(settings)
 
 
 class InitialSync:

@@ -362,6 +362,23 @@ class NetworkPolicy(_Object, frozen=True):
     spec: NetworkPolicySpec = NetworkPolicySpec()
 
 
+class SelectedPods(_Struct, frozen=True):
+    """`spec` of a NetworkPolicy without its rules."""
+
+    pod_selector: LabelSelector | None = None
+
+
+class UnreadablePolicy(_Struct, frozen=True):
+    """What counts of a NetworkPolicy that is malformed: the pods that it selects must not be open because of that."""
+
+    spec: SelectedPods = SelectedPods()
+
+    def closed(self, key: ObjectKey, resource_version: str = "") -> NetworkPolicy:
+        """The policy that isolates these pods in both directions, and allows nothing."""
+        metadata = ObjectMeta(key.name, key.namespace, resource_version=resource_version)
+        return NetworkPolicy(metadata, NetworkPolicySpec(self.spec.pod_selector, ("Ingress", "Egress")))
+
+
 KubernetesObject = Service | EndpointSlice | Node | Pod | Namespace | NetworkPolicy
 
 

@@ -13,7 +13,7 @@ from itertools import islice
 import msgspec
 
 from kroute.model.addresses import family_of
-from kroute.model.kinds import watched
+from kroute.model.kinds import PODS, of_services
 from kroute.model.node_facts import ApiFacts, NodeFacts, NodeInterfaces, changed_families, node_facts
 from kroute.model.objects import (
     EndpointSlice,
@@ -43,7 +43,7 @@ class Catalog(ServiceCatalog):
     """
 
     def __init__(self, settings: Settings, node: NodeFacts, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(settings, watched(settings), AddressOwners(shared=settings.direct_return))
+        super().__init__(settings, of_services(settings), AddressOwners(shared=settings.direct_return))
         self._own = _OwnNode(settings, node)
         self._weights = WeightSources(clock)
         self._batch: Batch[ObjectKey, Frontends | None, ServicePlan | None] | None = None
@@ -165,7 +165,8 @@ class Catalog(ServiceCatalog):
             self.set_node(node_facts(self.settings, node, self.node.interfaces, self.node.api))
 
     def place_pod(self, key: ObjectKey, pod: Pod | None) -> None:
-        self._weights.place_pod(key, pod)
+        if self.settings.pod_weights:  # else all Pods may come, for NetworkPolicies
+            self._weights.place_pod(key, pod if pod is not None and PODS.selects(pod) else None)
 
     def _take_marked(self, limit: int | None, meter: Meter) -> dict[ObjectKey, Frontends | None]:
         """Take marked Services, oldest mark first, and renew their claims.

@@ -19,6 +19,8 @@ from kroute.model.objects import (
     EndpointSlice,
     KubernetesObject,
     Listed,
+    Namespace,
+    NetworkPolicy,
     Node,
     ObjectKey,
     Pod,
@@ -60,6 +62,8 @@ class ServiceCatalog(ABC):
             EndpointSlice: self.place_slice,
             Node: self.place_node,
             Pod: self.place_pod,
+            Namespace: _of_policies,
+            NetworkPolicy: _of_policies,
         }
 
     @property
@@ -143,3 +147,7 @@ class ServiceCatalog(ABC):
         else:
             self.plans[plan.key] = plan
         return plan
+
+
+def _of_policies(_key: ObjectKey, _item: KubernetesObject | None) -> None:
+    """Nothing: `kroute.planning.policies` has what only NetworkPolicies need."""

@@ -86,7 +86,8 @@ class Settings(msgspec.Struct, frozen=True):
     `other_proxies` is WAIT or IGNORE. `take_over_after` is for how long a proxy that the cluster does not know of must
     be silent until it counts as ended.
 
-    `pod_weights`: whether Pods with the label `kroute.io/weight` are watched.
+    `pod_weights`: whether Pods with the label `kroute.io/weight` are watched. `network_policies`: whether
+    NetworkPolicies are enforced; all Pods, Namespaces and policies are watched then.
 
     `max_virtual_servers` and `max_backends` bound what one Service may ask for; the latter counts the real servers and
     source ranges of all its virtual servers together.
@@ -123,6 +124,7 @@ class Settings(msgspec.Struct, frozen=True):
     direct_return: bool = False
     direct_return_mark: int = 0x4
     firewall: str = AUTO
+    network_policies: bool = False
     masquerade_all: bool = False
     detect_local_mode: str = "ClusterCIDR"
     cluster_cidrs: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 
-from kroute.model.kinds import InitialSync, WatchedKind, watched
+from kroute.model.kinds import InitialSync, WatchedKind, of_services
 from kroute.model.node_facts import NO_API, ApiFacts
 from kroute.model.objects import Applied, Change, Listed, Node
 from kroute.settings import Settings
@@ -21,16 +21,23 @@ class InitialSyncError(Exception):
 
 
 async def initial_sync(settings: Settings) -> list[Change]:
-    """Every object of the source that the settings name, as changes.
+    """Every object that Services need, from the source that the settings name, as changes. Raises as `read_all`."""
+    changes: list[Change] = []
+    await read_all(settings, of_services(settings), changes.extend)
+    return changes
+
+
+async def read_all(settings: Settings, kinds: Iterable[WatchedKind], sink: Sink) -> None:
+    """Pass on every object of these kinds from the source that the settings name.
 
     Raises:
         InitialSyncError: the source cannot be read.
     """
-    directory, kinds = settings.manifests, watched(settings)
     try:
-        if directory is not None:
-            return await _from_manifests(directory, kinds)
-        return await _from_api(settings)
+        if settings.manifests is not None:
+            await _from_manifests(settings.manifests, kinds, sink)
+        else:
+            await _from_api(settings, kinds, sink)
     except* (ConfigurationError, ApiError) as group:
         raise InitialSyncError(str(group.exceptions[0])) from None
 
@@ -57,38 +64,37 @@ async def node_object(settings: Settings) -> Node | None:
     return next((node for node in nodes if node.key.name == settings.node_name), None)
 
 
-async def _from_manifests(directory: Path, kinds: Iterable[WatchedKind]) -> list[Change]:
+async def _from_manifests(directory: Path, kinds: Iterable[WatchedKind], sink: Sink) -> None:
     """Every object of the files. An agent goes on with what it read last; here nothing was read before."""
     watchers: list[ManifestWatcher] = []
 
-    def follow(sink: Sink) -> Coroutine[None, None, None]:
-        watchers.append(ManifestWatcher(directory, sink, kinds))
+    def follow(take: Sink) -> Coroutine[None, None, None]:
+        watchers.append(ManifestWatcher(directory, take, kinds))
         return watchers[0].run()
 
-    changes = await _collect(follow, kinds)
+    await _collect(follow, kinds, sink)
     for name, why in watchers[0].unreadable.items():
         raise ConfigurationError(f"{directory / name} cannot be read: {why}")
-    return changes
 
 
-async def _from_api(settings: Settings) -> list[Change]:
+async def _from_api(settings: Settings, kinds: Iterable[WatchedKind], sink: Sink) -> None:
     from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  0.015 s and 0.9 MiB, not for manifests
     from kroute.watchers.kubernetes.watcher import KubernetesWatcher  # noqa: PLC0415
 
     async with await Api.open(settings) as api:
         await api.server_time()  # fails at once if there is no server; a reflector would wait for one
-        kinds = watched(settings)
-        return await _collect(lambda sink: KubernetesWatcher(api, sink, kinds=kinds).run(), kinds)
+        await _collect(lambda take: KubernetesWatcher(api, take, kinds=kinds).run(), kinds, sink)
 
 
-async def _collect(follow: Callable[[Sink], Coroutine[None, None, None]], kinds: Iterable[WatchedKind]) -> list[Change]:
+async def _collect(
+    follow: Callable[[Sink], Coroutine[None, None, None]], kinds: Iterable[WatchedKind], sink: Sink
+) -> None:
     """Follow until each kind has been listed."""
-    changes: list[Change] = []
     sync = InitialSync(kinds)
     complete = asyncio.Event()
 
     def take(some: Sequence[Change]) -> None:
-        changes.extend(some)
+        sink(some)
         for change in some:
             if isinstance(change, Listed):
                 sync.listed(change.kind)
@@ -105,4 +111,3 @@ async def _collect(follow: Callable[[Sink], Coroutine[None, None, None]], kinds:
             raise ConfigurationError(problem) from None
         finally:
             following.cancel()
-    return changes

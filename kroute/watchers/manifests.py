@@ -18,8 +18,17 @@ import structlog
 from kroute.base.backoff import exhaustion, retry_when_exhausted
 from kroute.base.wording import in_words
 from kroute.kernel.inotify import DirectoryChanges
-from kroute.model.kinds import PODS, WATCHED, WatchedKind
-from kroute.model.objects import Applied, Change, Deleted, KubernetesObject, Listed, ObjectKey
+from kroute.model.kinds import NAMESPACES, NETWORK_POLICIES, PODS, WATCHED, WatchedKind
+from kroute.model.objects import (
+    Applied,
+    Change,
+    Deleted,
+    KubernetesObject,
+    Listed,
+    NetworkPolicy,
+    ObjectKey,
+    UnreadablePolicy,
+)
 from kroute.watchers import BATCH, Sink
 from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes.errors import ConfigurationError
@@ -32,7 +41,9 @@ LONGEST_FILE = 64 << 20
 LONGEST_NAME = 253
 """Characters of a name or namespace, as in the API."""
 LISTS_WITHIN_EACH_OTHER = 8
-_KINDS = {kind.name: kind for kind in (*WATCHED, PODS)}
+_KINDS = {kind.name: kind for kind in (*WATCHED, PODS, NAMESPACES, NETWORK_POLICIES)}
+_MISFITS = (msgspec.ValidationError, ValueError, RecursionError)
+"""What an object raises that does not match its kind."""
 _decode_json = msgspec.json.Decoder().decode
 VANISHED_FOR = 0.5
 """Seconds after which a missing file counts as deleted: editors replace a file by first moving the old one away."""
@@ -53,10 +64,14 @@ class UnreadableError(Exception):
 
 
 class Faulty(NamedTuple):
-    """A malformed part of the file. `id` is None if not even its name can be read."""
+    """A malformed part of the file. `id` is None if not even its name can be read.
+
+    `instead` counts as the object, whatever was read before.
+    """
 
     id: ObjectId | None
     problem: str
+    instead: KubernetesObject | None = None
 
 
 class Ignored(NamedTuple):
@@ -138,12 +153,18 @@ def _parts(document: Any, kind_of_items: str, depth: int = 0) -> Iterator[Part]:
             return
         for item in document["items"]:
             yield from _parts(item, name.removesuffix("List"), depth + 1)
-    elif isinstance(name, str) and name in _KINDS:
+    elif isinstance(name, str) and name in _KINDS and _is_of_group(document, _KINDS[name].group):
         yield _read_object(document, _KINDS[name])
     elif name:
         yield Ignored(str(name)[:LONGEST_NAME])
     else:
         yield Faulty(None, "an object without a kind")
+
+
+def _is_of_group(document: dict[str, Any], group: str) -> bool:
+    """Whether this kind of object is the API's own: others have kinds of the same names, such as NetworkPolicy."""
+    version = document.get("apiVersion")
+    return not isinstance(version, str) or version.rpartition("/")[0] == group
 
 
 def _read_object(document: dict[str, Any], kind: WatchedKind) -> KubernetesObject | Faulty:
@@ -155,10 +176,20 @@ def _read_object(document: dict[str, Any], kind: WatchedKind) -> KubernetesObjec
         allowed = f"text of at most {LONGEST_NAME} printable characters"
         return Faulty(None, f"a {kind.name} whose name or namespace is not {allowed}")
     object_id = ObjectId(kind.type, ObjectKey(namespace, metadata["name"]))
+    document = {**document, "metadata": {**metadata, "namespace": namespace}}
     try:
-        return msgspec.convert({**document, "metadata": {**metadata, "namespace": namespace}}, kind.type)
-    except (msgspec.ValidationError, ValueError, RecursionError) as error:
-        return Faulty(object_id, str(error))
+        return msgspec.convert(document, kind.type)
+    except _MISFITS as error:
+        closed = _closed_policy(object_id.key, document) if kind.type is NetworkPolicy else None
+        return Faulty(object_id, f"{error}; it allows nothing to its pods" if closed else str(error), closed)
+
+
+def _closed_policy(key: ObjectKey, document: dict[str, Any]) -> NetworkPolicy | None:
+    """What the pods of a malformed policy get; None: these cannot be read."""
+    try:
+        return msgspec.convert(document, UnreadablePolicy).closed(key)
+    except _MISFITS:
+        return None
 
 
 def _is_name(name: object) -> bool:
@@ -323,10 +354,10 @@ def _objects(name: str, parts: Iterable[Part], before: Objects) -> tuple[Objects
     complaints: list[str] = []
     for part in parts:
         match part:
-            case Faulty(object_id, problem):
+            case Faulty(object_id, problem, instead):
                 complaints.append(f"{object_id}: {problem}" if object_id else problem)
-                if object_id in before:
-                    objects[object_id] = before[object_id]
+                if object_id is not None and (kept := instead or before.get(object_id)) is not None:
+                    objects[object_id] = kept
             case Ignored(kind):
                 log.debug("manifest.kind_ignored", file=name, kind=kind)
             case item:

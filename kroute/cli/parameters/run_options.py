@@ -208,6 +208,11 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             click.Choice(FIREWALLS),
             "What the kernel's firewall is programmed with; auto: what fits this node.",
         ),
+        Setting(
+            "--network-policies",
+            None,
+            "Enforce NetworkPolicies for the pods of this node; policies, Namespaces and all pods are watched.",
+        ),
     ),
     "Comparison, repair and clean-up": (
         Setting(

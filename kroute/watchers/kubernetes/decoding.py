@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from kroute.model.objects import EndpointSlice, KubernetesObject, ObjectKey, ObjectMeta
+from kroute.model.objects import EndpointSlice, KubernetesObject, NetworkPolicy, ObjectKey, ObjectMeta, UnreadablePolicy
 from kroute.watchers.json_text import decoded, elements, members
 from kroute.watchers.kubernetes.errors import ApiError
 
@@ -92,6 +92,7 @@ _decode_page = msgspec.json.Decoder(Page).decode
 _decode_meta = msgspec.json.Decoder(ListMeta).decode
 _decode_event = msgspec.json.Decoder(Event).decode
 _decode_identified = msgspec.json.Decoder(_Identified).decode
+_decode_unreadable_policy = msgspec.json.Decoder(UnreadablePolicy).decode
 
 
 def read_answer(form: type[T], body: bytes) -> T:
@@ -190,7 +191,7 @@ class ObjectDecoder:
         self.malformed = 0
 
     def decode(self, raw: msgspec.Raw | bytes) -> KubernetesObject | Malformed:
-        """The object, or what could be read of its identity."""
+        """The object, or what could be read of its identity; of a NetworkPolicy also one that allows nothing."""
         try:
             return self._decode_sound(raw)
         except msgspec.DecodeError as error:
@@ -200,15 +201,17 @@ class ObjectDecoder:
         except msgspec.DecodeError:
             identity = Identity()
         self.malformed += 1
+        closed = _closed_policy(identity, raw) if self._kind is NetworkPolicy else None
+        consequence = "skipped; what is served of it stays as it was"
         log.error(
             "object.malformed",
             kind=self._kind.__name__,
             object=str(identity.key),
             resource_version=identity.resource_version,
             problem=problem,
-            consequence="skipped; what is served of it stays as it was",
+            consequence=consequence if closed is None else "it allows nothing to its pods",
         )
-        return Malformed(identity, problem)
+        return closed or Malformed(identity, problem)
 
     def _decode_sound(self, raw: msgspec.Raw | bytes) -> KubernetesObject:
         if len(memoryview(raw)) > LONGEST_OBJECT:
@@ -216,6 +219,15 @@ class ObjectDecoder:
         item = decoded(self._decode, raw)
         _check_lengths(item.metadata)
         return item
+
+
+def _closed_policy(identity: Identity, raw: msgspec.Raw | bytes) -> NetworkPolicy | None:
+    """What the pods of a malformed policy get; None: its name or these pods cannot be read."""
+    try:
+        found: UnreadablePolicy = decoded(_decode_unreadable_policy, raw)
+    except msgspec.DecodeError:
+        return None
+    return found.closed(identity.key, identity.resource_version) if identity.name else None
 
 
 def trigger_time(item: KubernetesObject) -> float | None:
