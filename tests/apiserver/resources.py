@@ -82,7 +82,10 @@ LEASES = ResourceType(
 EVENTS = ResourceType("Event", "events", "v1", "events.k8s.io", zero={"eventTime": None}, core_inside=True)
 
 CONFIG_MAPS = ResourceType("ConfigMap", "configmaps", "v1")
-NAMESPACES = ResourceType("Namespace", "namespaces", "v1", namespaced=False)
+NAMESPACES = ResourceType("Namespace", "namespaces", "v1", namespaced=False, zero={"spec": {}, "status": {}})
+NETWORK_POLICIES = ResourceType(
+    "NetworkPolicy", "networkpolicies", "v1", "networking.k8s.io", zero={"spec": {"podSelector": {}}}
+)
 SERVICE_CIDRS = ResourceType("ServiceCIDR", "servicecidrs", "v1", "networking.k8s.io", namespaced=False)
 IP_POOLS = ResourceType("IPPool", "ippools", "v1", "crd.projectcalico.org", namespaced=False)
 FELIX_CONFIGURATIONS = ResourceType(
@@ -103,7 +106,7 @@ DAEMON_SETS = ResourceType(
 
 TYPES = (
     *(SERVICES, ENDPOINT_SLICES, NODES, LEASES, EVENTS, PODS, CONFIG_MAPS, NAMESPACES, DAEMON_SETS, SERVICE_CIDRS),
-    *(IP_POOLS, FELIX_CONFIGURATIONS),
+    *(NETWORK_POLICIES, IP_POOLS, FELIX_CONFIGURATIONS),
 )
 BY_KIND = {type_.kind: type_ for type_ in TYPES}
 

@@ -1,28 +1,27 @@
-"""Network policies, with packets: by the addresses of pods and by Services, on one node and between nodes.
-
-Each agent serves the Services; the controller of policies runs beside it (`tests/lab/policy_agent.py`).
-"""
+"""Network policies, with packets: by the addresses of pods and by Services, on one node and between nodes."""
 
 import asyncio
+import itertools
+import json
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator
 from contextlib import closing
 from functools import partial
 
 import pytest
 
+from kroute.inspect import agent_socket
+from kroute.telemetry import statistics
 from tests.lab.cluster import Node, Pod
 from tests.lab.deployment import Deployment, eventually, goes_on
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
-from tests.lab.policy_agent import PolicyAgent
 from tests.lab.topology import WIRE, WIRE6
 from tests.lab.world import FAMILIES, Family, World
 from tests.unit.planning.policies.cluster import block, egress, ingress, namespace, pod, pods_with, policy, port
 
-pytestmark = pytest.mark.nftables
+pytestmark = [pytest.mark.nftables, pytest.mark.each_feed]
 
 HANGS_FOR = 1.0
 """Seconds without an answer after which a call is taken to hang; an answer comes within milliseconds."""
@@ -34,29 +33,51 @@ HOST_PORT = 9000
 FORGED_PORT = 7000
 
 
-class Policies:
-    """The controllers of all nodes, which get the same objects."""
+SETTINGS = "--network-policies", "--firewall", "nftables"
+WATCHMAN = "watchman"
+"""The name of a pod of each node, of their namespace and of its policy. Nothing has their addresses."""
 
-    def __init__(self, world: World) -> None:
-        self.agents = {node.name: PolicyAgent(node) for node in world.nodes}
+
+class Policies:
+    """Agents that enforce policies, and the objects that they get: pods and Namespaces at first.
+
+    After every change the policy of the watchmen changes, too: a node whose tables have that has what was before it.
+    """
+
+    def __init__(self, world: World, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._nodes = {node.name: node for node in world.nodes}
+        self._turns = itertools.count(1)
+        for number, name in enumerate(self._nodes, 1):
+            ends = f"192.0.2.{number}", f"2001:db8::{number}"
+            deployment.apply(pod(f"{WATCHMAN}-{name}", *ends, namespace=WATCHMAN, on=name))
+
+    async def start(self, *nodes: str) -> None:
+        """Start agents on these nodes, or on all, and wait until they have written."""
+        await self._deployment.start(*SETTINGS, nodes=nodes)
+        await self.settled()
 
     async def apply(self, *items: Object) -> None:
-        for agent in self.agents.values():
-            agent.apply(*items)
+        self._deployment.apply(*items)
         await self.settled()
 
     async def delete(self, *items: Object) -> None:
-        for agent in self.agents.values():
-            agent.delete(*items)
+        self._deployment.delete(*items)
         await self.settled()
 
     async def settled(self) -> None:
-        for agent in self.agents.values():
-            await agent.settled()
+        """Wait until all agents have written what was applied before."""
+        turn = next(self._turns)
+        networks = f"198.18.{turn // 256}.{turn % 256}", f"2001:db8:1::{turn:x}"
+        peers = block(f"{networks[0]}/32"), block(f"{networks[1]}/128")
+        self._deployment.apply(ingress(*peers, namespace=WATCHMAN, name=WATCHMAN))
+        for name in self._deployment.agents:
+            await eventually(partial(has_elements, self._nodes[name], networks), within=30)
 
-    def stop(self) -> None:
-        for agent in self.agents.values():
-            agent.stop()
+
+def has_elements(node: Node, networks: tuple[str, str]) -> None:
+    for family, network in zip(("ip", "ip6"), networks, strict=True):
+        assert network in node.run("nft", "list", "table", family, "kroute-policies")
 
 
 def described(host: Pod, namespace: str = "shop") -> Object:
@@ -66,13 +87,11 @@ def described(host: Pod, namespace: str = "shop") -> Object:
 
 
 @pytest.fixture
-async def policies(world: World) -> AsyncIterator[Policies]:
-    """Without policies at first. web-3 is in another namespace than all other pods."""
-    made = Policies(world)
+def policies(world: World, deployment: Deployment) -> Policies:
+    """Without policies and agents at first. web-3 is in another namespace than all other pods."""
     web = [described(one, "elsewhere" if one.name == "web-3" else "shop") for one in world.web]
-    await made.apply(*NAMESPACES, *web, described(world.visitor))
-    yield made
-    made.stop()
+    deployment.apply(*NAMESPACES, *web, described(world.visitor))
+    return Policies(world, deployment)
 
 
 async def reaches(client: Host, address: str, port: int = 8080, by: str = "http") -> None:
@@ -103,7 +122,7 @@ async def test_nothing_reaches_denied_pods_nor_leaves_them_but_their_own_node_an
     web, other, _ = world.web
     node1, node2 = world.cluster.node("node1"), world.cluster.node("node2")
     own, far = served(deployment, 20, web), served(deployment, 21, other)
-    await deployment.start(nodes=("node1", "node2"))
+    await policies.start()
     await policies.apply(DENY)
     for family in FAMILIES:
         calls = [hangs(client, family.of(web)) for client in (world.visitor, other, world.web[2], node2)]
@@ -125,7 +144,7 @@ async def test_pods_that_selectors_name_are_let_in_by_address_and_by_service(
 ) -> None:
     web, other, foreign = world.web
     addresses = served(deployment, 20, web)
-    await deployment.start()
+    await policies.start()
     allowed: dict[str, tuple[Object, list[Host], list[Host]]] = {
         "a pod": (pods_with(app="visitor"), [world.visitor], [other, foreign]),
         "a pod of another node": (pods_with(app="web-2"), [other], [world.visitor, foreign]),
@@ -151,7 +170,7 @@ async def test_a_pod_calls_what_its_policy_names_and_nothing_else(
     near, far = served(deployment, 20, web), served(deployment, 21, other)
     await node1.serve(http=HOST_PORT)
     own = served(deployment, 22, node1, ports={"TCP": HOST_PORT})
-    await deployment.start(nodes=("node1",))
+    await policies.start()
     by_visitor = {"selector": {"matchLabels": {"app": "visitor"}}}
     await policies.apply(egress(pods_with(app="web-2"), ports=[{"port": "web"}], **by_visitor))
     for family in FAMILIES:
@@ -175,6 +194,7 @@ async def test_a_pod_calls_what_its_policy_names_and_nothing_else(
 async def test_networks_have_exceptions_and_ports_have_ends_and_names(world: World, policies: Policies) -> None:
     web, _, _ = world.web
     node1, node2, node3 = world.nodes
+    await policies.start("node1")
     wire = [block(WIRE, f"{node2.ip}/32"), block(WIRE6, f"{node2.ip6}/128")]
     of_web = {"selector": {"matchLabels": {"app": "web-1"}}}
     every = "http", "udp", "sctp"
@@ -200,6 +220,7 @@ async def test_networks_have_exceptions_and_ports_have_ends_and_names(world: Wor
 async def test_large_datagrams_to_allowed_ports_pass(world: World, policies: Policies) -> None:
     """Only the first fragment has a port. On the bridge of the two pods, and on the way to another node."""
     by_visitor = {"selector": {"matchLabels": {"app": "visitor"}}}
+    await policies.start()
     await policies.apply(
         ingress(pods_with(app="visitor"), ports=[{"protocol": "UDP", "port": 5353}], name="in"),
         egress({"namespaceSelector": {}}, ports=[{"protocol": "UDP", "port": 5000, "endPort": 6000}], **by_visitor),
@@ -217,7 +238,7 @@ async def test_a_node_port_shows_policies_the_client_on_the_pods_own_node_and_th
     web, client, (node1, node2, _) = world.web[0], world.cluster.client, world.nodes
     web_service = service("web", "10.254.0.20", "fd00:10:254::20", node_ports={"TCP": 30080})
     deployment.apply(web_service, *endpoint_slices("web", [web]))
-    await deployment.start(nodes=("node1", "node2"))
+    await policies.start()
     for allowed, way, other in ((client, node1, node2), (node2, node2, node1)):
         await policies.apply(ingress(block(f"{allowed.ip}/32"), block(f"{allowed.ip6}/128")))
         for family in FAMILIES:
@@ -227,6 +248,7 @@ async def test_a_node_port_shows_policies_the_client_on_the_pods_own_node_and_th
 
 async def test_a_pod_that_claims_to_be_its_node_is_not_let_in(world: World, policies: Policies) -> None:
     web, node1 = world.web[0], world.cluster.node("node1")
+    await policies.start("node1")
     for family in FAMILIES:
         number = socket.AF_INET6 if family.name == "IPv6" else socket.AF_INET
         with closing(web.namespace.socket(number, socket.SOCK_DGRAM)) as server:
@@ -265,7 +287,7 @@ def has_dropped(node: Node, family: str) -> None:
 async def test_a_connection_that_was_allowed_goes_on(world: World, deployment: Deployment, policies: Policies) -> None:
     web = world.web[0]
     addresses = served(deployment, 20, web)
-    await deployment.start(nodes=("node1",))
+    await policies.start("node1")
     places = [place for family in FAMILIES for place in (family.of(web), at(addresses, family))]
     streams = [await world.visitor.open_stream(place, 8080) for place in places]
     await policies.apply(DENY)
@@ -275,21 +297,81 @@ async def test_a_connection_that_was_allowed_goes_on(world: World, deployment: D
         await stream.close()
 
 
-async def test_pods_stay_isolated_when_the_controller_ends_and_a_new_one_writes_nothing(
-    world: World, policies: Policies
+async def test_a_pod_whose_labels_change_is_let_in_and_shut_out(world: World, policies: Policies) -> None:
+    web = world.web[0]
+    await policies.start("node1")
+    await policies.apply(ingress(pods_with(team="friends"), selector={"matchLabels": {"app": "web-1"}}))
+    for family in FAMILIES:
+        await hangs(world.visitor, family.of(web))
+    as_friend = described(world.visitor)
+    as_friend["metadata"]["labels"]["team"] = "friends"
+    await policies.apply(as_friend)
+    for family in FAMILIES:
+        await eventually(partial(reaches, world.visitor, family.of(web)))
+    await policies.apply(described(world.visitor))
+
+    async def is_shut_out() -> None:
+        for family in FAMILIES:
+            await hangs(world.visitor, family.of(web))
+
+    await eventually(is_shut_out)
+
+
+async def test_pods_stay_isolated_without_an_agent_and_a_new_one_writes_nothing(
+    world: World, deployment: Deployment, policies: Policies
 ) -> None:
     web, node1 = world.web[0], world.cluster.node("node1")
+    await policies.start("node1")
     await policies.apply(DENY_INGRESS)
-    policies.agents["node1"].stop(cleanup=False)
-    await hangs(world.visitor, web.ip)
     before = written(node1)
-    agent = policies.agents["node1"] = PolicyAgent(node1, listed=False)
-    agent.apply(*NAMESPACES, *map(described, [*world.web[:2], world.visitor]), described(world.web[2], "elsewhere"))
-    agent.apply(DENY_INGRESS)
-    agent.list()
-    await agent.settled()
+    await deployment.stop()
+    await hangs(world.visitor, web.ip)
+    await deployment.start(*SETTINGS, nodes=("node1",))
+    assert (await eventually(partial(adopted, node1)))["writes"] == 0
     await hangs(world.visitor, web.ip)
     assert written(node1) == before
+
+
+async def adopted(node: Node) -> Object:
+    """The statistics of the agent's controller of policies, once it has compared the tables with its plan."""
+    answer = json.loads(await agent_socket.ask(node.state_dir, statistics.QUESTION))
+    found: Object = answer["controllers"]["network_policy"]
+    assert found["resyncs"] == 1
+    return found
+
+
+async def test_an_agent_without_the_setting_opens_what_an_earlier_one_has_isolated(
+    world: World, deployment: Deployment, policies: Policies
+) -> None:
+    web, node1 = world.web[0], world.cluster.node("node1")
+    await policies.start("node1")
+    await policies.apply(DENY_INGRESS)
+    await deployment.stop()
+    await hangs(world.visitor, web.ip)
+    await deployment.start("--firewall", "nftables", nodes=("node1",))
+    await eventually(partial(has_no_policies, node1))
+    for family in FAMILIES:
+        await reaches(world.visitor, family.of(web))
+
+
+async def test_cleanup_opens_what_an_agent_that_was_killed_has_isolated(
+    world: World, deployment: Deployment, policies: Policies
+) -> None:
+    web, node1 = world.web[0], world.cluster.node("node1")
+    before = node1.snapshot()
+    await policies.start("node1")
+    await policies.apply(DENY_INGRESS)
+    assert await deployment.agents.pop("node1").kill() == -9
+    await hangs(world.visitor, web.ip)
+    await deployment.cleanup()
+    has_no_policies(node1)
+    for family in FAMILIES:
+        await reaches(world.visitor, family.of(web))
+    assert not before.diff(node1.snapshot())
+
+
+def has_no_policies(node: Node) -> None:
+    assert "kroute-policies" not in node.run("nft", "list", "tables")
 
 
 def written(node: Node) -> str:

@@ -15,12 +15,11 @@ from tests.lab.deployment import Deployment
 from tests.lab.feed import feed_for
 from tests.lab.objects import endpoint_slices, service
 from tests.lab.overlays import IPIP, VXLAN, WIREGUARD, WIREGUARD_FOR_PODS_ONLY, carried
-from tests.lab.policy_agent import PolicyAgent
 from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.lab.world import FAMILIES, World
-from tests.scenarios.test_network_policies import HANGS_FOR
+from tests.scenarios.test_network_policies import Policies, described, hangs, reaches
 from tests.scenarios.test_s13_external_traffic import NODE_PORT, PORTS, TARGET_PORTS
-from tests.unit.planning.policies.cluster import ingress, namespace, pod, pods_with
+from tests.unit.planning.policies.cluster import ingress, namespace, pods_with
 
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 LARGE = 20_000
@@ -56,19 +55,15 @@ async def test_tunnels_carry_large_requests_of_pods_nodes_and_clients(world: Wor
 
 
 @pytest.mark.nftables
-async def test_policies_judge_what_is_in_the_tunnel(world: World) -> None:
-    agents = [PolicyAgent(node) for node in world.nodes]
-    pods = [pod(one.name, one.ip, one.ip6, on=one.node.name, app=one.name) for one in (*world.web, world.visitor)]
-    selector = {"matchLabels": {"app": "web-3"}}
-    for agent in agents:
-        agent.apply(namespace("shop"), *pods, ingress(pods_with(app="visitor"), selector=selector))
-        await agent.settled()
+async def test_policies_judge_what_is_in_the_tunnel(world: World, deployment: Deployment) -> None:
+    client, web = world.web[1:]
+    deployment.apply(namespace("shop"), *map(described, [*world.web, world.visitor]))
+    policies = Policies(world, deployment)
+    await policies.start()
+    await policies.apply(ingress(pods_with(app="visitor"), selector={"matchLabels": {"app": "web-3"}}))
     for family in FAMILIES:
-        with pytest.raises(TimeoutError):
-            await world.web[1].http(family.of(world.web[2]), 8080, timeout=HANGS_FOR)
-        assert (await world.visitor.http(family.of(world.web[2]), 8080)).host == "web-3"
-    for agent in agents:
-        agent.stop()
+        await hangs(client, family.of(web))
+        await reaches(world.visitor, family.of(web))
 
 
 async def test_a_tunnel_that_takes_pods_addresses_only_needs_the_pods_networks_named(

@@ -130,6 +130,7 @@ def test_the_objects_are_those_of_kustomize(name: str, values: dict[str, Any]) -
         ("modules-of-the-host", {"loadModules": False}),
         ("admission", {"admission": True}),
         ("pod-weights", {"settings": {"pod-weights": True}}),
+        ("network-policies", {"settings": {"network-policies": True}}),
         ("direct-return", {"settings": {"direct-return": True}}),
     ],
 )

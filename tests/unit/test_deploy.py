@@ -85,10 +85,11 @@ class TestRights:
         assert binding["roleRef"]["name"] == role["metadata"]["name"]
         assert binding["subjects"] == the("ClusterRoleBinding", objects)["subjects"]
 
-    def test_of_an_agent_that_weighs_pods(self, tmp_path: Path) -> None:
-        kinds = watched(settings(pod_weights=True))
+    @pytest.mark.parametrize("setting", ["pod_weights", "network_policies"])
+    def test_of_an_agent_that_watches_pods(self, setting: str, tmp_path: Path) -> None:
+        kinds = watched(settings(**{setting: True}))
         needed = {(it.group, it.resource, it.verb) for it in [*api_checks.needed(kinds), api_checks.SERVICE_CIDRS]}
-        assert granted(the("ClusterRole", with_component("pod-weights", tmp_path))) == needed
+        assert granted(the("ClusterRole", with_component(setting.replace("_", "-"), tmp_path))) == needed
 
     def test_of_a_director(self) -> None:
         kinds: tuple[WatchedKind, ...] = wiring.watched("app=web")

@@ -39,6 +39,7 @@ def pod(
     meta = {"name": name, "namespace": namespace, "labels": labels}
     stamps = {"creationTimestamp": created, "deletionTimestamp": deleted}
     return {
+        "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {**meta, **{key: value for key, value in stamps.items() if value}},
         "spec": {"nodeName": on, "hostNetwork": host, "containers": [{"name": "main", "ports": list(ports)}]},
@@ -56,13 +57,14 @@ def port(name: str, number: int, protocol: str | None = None) -> Object:
 
 
 def namespace(name: str, **labels: str) -> Object:
-    return {"kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
 
 def policy(name: str = "policy", *, namespace: str = "shop", selector: Object | None = None, **spec: Any) -> Object:
     """A policy for all pods of the namespace; `spec` are its further fields."""
     meta = {"name": name, "namespace": namespace}
-    return {"kind": "NetworkPolicy", "metadata": meta, "spec": {"podSelector": selector or {}, **spec}}
+    identity = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta}
+    return {**identity, "spec": {"podSelector": selector or {}, **spec}}
 
 
 def ingress(*peers: Object, ports: Iterable[Object] = (), **fields: Any) -> Object:
