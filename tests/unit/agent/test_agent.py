@@ -2,13 +2,15 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from kroute.agent import wiring as module
 from kroute.agent.wiring import Agent
-from kroute.firewall.backend import Choice
+from kroute.firewall.backend import Choice, no_policies
+from kroute.firewall.nftables.names import POLICY_TABLES
 from kroute.model.node_facts import NodeInterfaces
-from kroute.model.objects import Applied
+from kroute.model.objects import Applied, Listed
 from kroute.model.plan import NodePlan
 from kroute.planning import weight_facts
 from kroute.reconcile.broadcaster import Subscription
@@ -25,6 +27,7 @@ from tests.builders import (
 )
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.node_kernel import FakeNodeKernel
+from tests.unit.planning.policies.cluster import KINDS, pod, policy
 from tests.unit.watching import running
 
 SERVICES = [service(f"s{number}", f"10.96.1.{number}") for number in range(10)]
@@ -34,11 +37,11 @@ async def nothing(_sink: object) -> None:
     """Read from a source without changes."""
 
 
-def new_agent() -> Agent:
+def new_agent(kernel: FakeNodeKernel | None = None, firewall: str = "iptables", **more: object) -> Agent:
     interfaces = NodeInterfaces(frozenset({NODE_IPV4}), (NODE_IPV4,))
-    choice = Choice("iptables", "the test says so")
-    kernel = FakeNodeKernel.of(FakeKernel())
-    return Agent(settings(firewall=choice.name), interfaces, kernel, choice, ObjectSource(nothing), LoopWatch())
+    choice = Choice(firewall, "the test says so")
+    kernel = kernel or FakeNodeKernel.of(FakeKernel())
+    return Agent(settings(firewall=firewall, **more), interfaces, kernel, choice, ObjectSource(nothing), LoopWatch())
 
 
 async def taken(subscription: Subscription) -> list[str]:
@@ -175,3 +178,37 @@ async def test_a_node_is_taken_over_in_order_and_nothing_is_removed_before_krout
 
 async def nothing_of_rivals(*_: object) -> None:
     """Look for no rivals."""
+
+
+ISOLATED = (pod("web", "10.244.1.5", "fd00:244:1::5", app="web"), policy())
+"""A pod of this node, and a policy that lets nobody in."""
+
+
+async def test_network_policies_are_written_without_services_and_services_planned_without_policies() -> None:
+    kernel = FakeKernel()
+    agent = new_agent(await FakeNodeKernel.of(kernel).open(), "nftables", network_policies=True)
+    controller = agent._controllers.network_policy
+    assert controller is not None
+    subscription = agent._broadcaster.subscribe("s")
+    async with running(agent._plan()):
+        agent._take([*map(Applied, SERVICES), *LISTED])
+        assert len(await taken(subscription)) == len(SERVICES)
+    agent._take([*(Applied(msgspec.convert(it, KINDS[it["kind"]])) for it in ISOLATED), *map(Listed, KINDS.values())])
+    await controller.step()
+    assert kernel.nft.tables.keys() == set(POLICY_TABLES.values())
+    assert controller.name in {task.name for task in agent._controllers.kernel_writers}
+    assert agent._statistics().controllers[controller.name].writes > 0
+    controller.wake.clear()
+    agent._take([Applied(service("late", "10.96.2.1"))])
+    assert not controller.wake.is_set(), "a Service is nothing to it"
+
+
+@pytest.mark.parametrize(("firewall", "asked"), [("nftables", False), ("iptables", True)])
+async def test_nothing_is_loaded_for_network_policies_where_they_are_not_enforced(
+    firewall: str, *, asked: bool
+) -> None:
+    agent = new_agent(None, firewall, network_policies=asked)
+    assert agent._controllers.network_policy is None
+    assert no_policies(agent._settings) == (
+        ["the firewall's backend iptables cannot enforce network policies"] if asked else []
+    )

@@ -2,12 +2,16 @@
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
 
 from kroute.firewall import backend, succession
+from kroute.firewall.nftables.names import POLICY_TABLES
 from kroute.kernel.errors import KernelError
+from kroute.kernel.nftables.objects import AddTable
+from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.settings import Settings
 from tests.fakes.kernel import FakeKernel
@@ -15,6 +19,7 @@ from tests.fakes.node_kernel import FakeNodeKernel, open_fake_kernel
 from tests.unit.fake_node import node_plan
 
 NODE = node_plan().node
+T4 = POLICY_TABLES[Family.IPV4]
 PAIRS = [("iptables", "nftables"), ("nftables", "iptables")]
 
 
@@ -44,6 +49,10 @@ class Node:
             await firewall.ensure_sets()
             if rules:
                 await firewall.ensure_rules(NODE)
+
+    async def write_policies(self) -> None:
+        async with self.open() as clients:
+            assert await clients.nftables.transact(T4, [AddTable()]) == []
 
     async def present(self) -> list[str]:
         return await backend.present(Settings("node1"))
@@ -112,6 +121,55 @@ async def test_the_other_stays_while_the_chosen_one_lacks_something(
         "firewall.not_replaced",  # said once
         "firewall.replaced",
     ]
+
+
+async def test_policies_of_an_earlier_run_go_and_the_rest_stays(node: Node) -> None:
+    await node.write("nftables")
+    await node.write_policies()
+    rest = node.kernel.nft.tables.keys() - {T4}
+    with capture_logs() as logs:
+        await succession.remove_policies(named("nftables"))
+        await succession.remove_policies(named("nftables"))
+    assert node.kernel.nft.tables.keys() == rest
+    assert [(it["event"], it["undone"]) for it in logs] == [("policies.removed", 1)]
+
+
+async def test_what_keeps_policies_from_being_removed_is_said_once_and_tried_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.write_policies()
+    sound, pauses = backend.BACKENDS["nftables"], list[float]()
+    monkeypatch.setitem(backend.BACKENDS, "nftables", sound._replace(has_policies=unreadable))
+
+    async def cure(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            monkeypatch.setitem(backend.BACKENDS, "nftables", sound)
+
+    monkeypatch.setattr(succession.asyncio, "sleep", cure)
+    with capture_logs() as logs:
+        await succession.remove_policies(named("nftables"))
+    assert T4 not in node.kernel.nft.tables
+    assert [it["event"] for it in logs] == ["policies.not_removed", "policies.removed"]
+
+
+async def test_another_backend_goes_with_its_policies_when_the_new_ones_are_written(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.write("nftables")
+    await node.write_policies()
+    await node.write("iptables")
+    policies = Mock(has_adopted=False)
+
+    async def cure(_seconds: float) -> None:
+        assert T4 in node.kernel.nft.tables
+        policies.has_adopted = True
+
+    monkeypatch.setattr(succession.asyncio, "sleep", cure)
+    with capture_logs() as logs:
+        await succession.replace_others(named("iptables"), Filling(), policies)
+    assert node.kernel.nft.tables == {}
+    assert logs[0]["why"] == "network policies are not written yet"
 
 
 def unreadable(*_: object) -> None:

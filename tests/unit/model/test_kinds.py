@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from kroute.model.kinds import NAMESPACES, NETWORK_POLICIES, PODS, WATCHED, InitialSync, watched
+from kroute.model.kinds import NAMESPACES, NETWORK_POLICIES, PODS, POLICY_KINDS, WATCHED, InitialSync, watched
 from kroute.model.objects import EndpointSlice, KubernetesObject, Node, Service
 from tests.builders import settings
 
@@ -16,6 +16,7 @@ def test_every_kind_of_object_has_one_row() -> None:
 def test_pods_are_watched_only_where_they_are_asked_for() -> None:
     assert watched(settings()) == WATCHED
     assert watched(settings(pod_weights=True)) == (*WATCHED, PODS)
+    assert watched(settings(pod_weights=True, network_policies=True)) == (*WATCHED, *POLICY_KINDS)
 
 
 def test_the_core_group_has_a_path_of_its_own() -> None:

@@ -6,7 +6,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from kroute.kernel.ipvs.objects import SetRealServer
-from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Deleted, KubernetesObject, ObjectKey, Pod
+from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Deleted, KubernetesObject, ObjectKey, ObjectMeta, Pod
 from kroute.model.plan import NodePlan
 from kroute.planning import weight_facts
 from kroute.planning.catalog import Catalog
@@ -184,6 +184,13 @@ def test_without_the_setting_nothing_is_kept_of_pods() -> None:
     made = cluster(pod_weights=False)
     assert planned(made, pod("p3", "5")) == []
     assert all(not piece.pods for slices in made.slices.by_service.values() for piece in slices)
+
+
+def test_of_the_pods_that_come_for_network_policies_those_with_a_weight_count() -> None:
+    made = cluster(pod("p3", "5"))
+    assert planned(made, Pod(ObjectMeta("p4", "default"))) == []
+    assert made._weights._pods.keys() == {pod("p3", "5").key}
+    assert planned(made, Pod(ObjectMeta("p3", "default"))) == ["s3"]
 
 
 def test_nothing_is_kept_of_what_went() -> None:

@@ -11,14 +11,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from kroute.kernel import inotify
-from kroute.model.objects import EndpointSlice, Node, Service
+from kroute.model.kinds import POLICY_KINDS, WATCHED
+from kroute.model.objects import EndpointSlice, LabelSelector, NetworkPolicy, Node, Service
 from kroute.watchers import manifests as manifests_watcher
 from kroute.watchers.kubernetes.errors import ConfigurationError
 from kroute.watchers.manifests import ManifestWatcher, Part, read_manifest
+from tests.unit.planning.policies.cluster import ingress, pods_with
 from tests.unit.watching import PATIENCE, Follower, key, labelled, running, service
 
 WEB = """\
@@ -223,6 +226,33 @@ async def test_a_malformed_object_spoils_nothing_else_and_keeps_what_it_was(tmp_
         "a Service without metadata.name",
         "expected an object with apiVersion and kind, found int",
     ]
+
+
+async def test_a_malformed_policy_lets_nobody_in_whatever_it_was_before(tmp_path: Path) -> None:
+    kinds = (*WATCHED, *POLICY_KINDS)
+    sound = ingress(pods_with(app="client"), selector={"matchLabels": {"app": "web"}})
+    write(tmp_path, "a.json", sound)
+    follower = Follower()
+    watcher = ManifestWatcher(tmp_path, follower, kinds)
+    async with running(watcher.run()):
+        await follower.until(lambda: len(follower.listed) == len(kinds))
+        name = NetworkPolicy, key("policy", "shop")
+        assert follower.items[name] == msgspec.convert(sound, NetworkPolicy)
+        write(tmp_path, "a.json", {**sound, "spec": {**sound["spec"], "ingress": [{"from": "everybody"}]}})
+        await follower.until(lambda: bool(watcher.faults))
+        spec = follower.items[name].spec
+        assert (spec.ingress, spec.egress, spec.policy_types) == (None, None, ("Ingress", "Egress"))
+        assert spec.pod_selector == msgspec.convert(sound["spec"]["podSelector"], LabelSelector)
+        assert watcher.faults[0].endswith("; it allows nothing to its pods")
+        write(tmp_path, "a.json", {**sound, "spec": {"podSelector": "everything"}}, service("read"))
+        await follower.until(lambda: (Service, key("read")) in follower.items)
+        assert follower.items[name].spec == spec, "nothing is known of its pods: it stays as it was"
+
+
+async def test_kinds_of_the_same_name_in_other_groups_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "a.json", {**service("knative"), "apiVersion": "serving.knative.dev/v1"}, service("ours"))
+    async with following(tmp_path) as follower:
+        assert follower.names == {"ours"}
 
 
 async def test_what_does_not_concern_this_proxy_is_left_out(tmp_path: Path) -> None:

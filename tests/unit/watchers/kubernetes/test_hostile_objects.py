@@ -9,7 +9,15 @@ import pytest
 import structlog.testing
 
 from kroute.model.kinds import SERVICES
-from kroute.model.objects import Applied, EndpointSlice, Service
+from kroute.model.objects import (
+    Applied,
+    EndpointSlice,
+    LabelSelector,
+    NetworkPolicy,
+    NetworkPolicySpec,
+    ObjectMeta,
+    Service,
+)
 from kroute.watchers.kubernetes import decoding, reflector
 from kroute.watchers.kubernetes.decoding import TRIGGER_TIME, LineBuffer, Malformed, ObjectDecoder, trigger_time
 from kroute.watchers.kubernetes.errors import LONGEST_MESSAGE, AnswerTooLongError, ApiError
@@ -166,6 +174,28 @@ async def test_what_is_refused_is_said_in_one_line_of_bounded_length() -> None:
     [entry] = [entry for entry in logs if entry["event"] == "object.malformed"]
     assert entry["problem"] == "its resourceVersion has more than 128 characters"
     assert len(json.dumps(entry)) < 500
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        pytest.param(b'"ingress":5', id="rules that are none"),
+        pytest.param(b'"egress":[{"to":[{"ipBlock":"all"}]}]', id="a peer that is none"),
+        pytest.param(b'"policyTypes":"Ingress"', id="types that are none"),
+        pytest.param(b'"ingress":[{"ports":[{"port":"\xff"}]}]', id="bytes that are no text"),
+    ],
+)
+def test_a_malformed_policy_lets_nobody_in_or_out_of_its_pods(spoiled: bytes) -> None:
+    raw = b'{"metadata":{"name":"deny","namespace":"shop","resourceVersion":"7"},"spec":{"podSelector":%b,%b}}'
+    decoder = ObjectDecoder(NetworkPolicy)
+    with structlog.testing.capture_logs() as logs:
+        found = decoder.decode(raw % (b'{"matchLabels":{"app":"web"}}', spoiled))
+    assert found == NetworkPolicy(
+        ObjectMeta("deny", "shop", resource_version="7"),
+        NetworkPolicySpec(LabelSelector({"app": "web"}), ("Ingress", "Egress")),
+    )
+    assert (decoder.malformed, logs[0]["consequence"]) == (1, "it allows nothing to its pods")
+    assert isinstance(decoder.decode(raw % (b'"everything"', spoiled)), Malformed), "whom it selects is not known"
 
 
 async def test_an_object_that_is_too_long_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
