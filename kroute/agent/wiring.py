@@ -51,8 +51,8 @@ from kroute.watchers.kubernetes.requests import ApiUse
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 
 if TYPE_CHECKING:
+    from kroute.controllers.network_policy import Policies
     from kroute.migration.take_over import TakeOver
-    from kroute.planning.policies.catalog import PolicyCatalog
     from kroute.watchers.kubernetes.watcher import FollowedCluster
 
 log = structlog.get_logger(__name__)
@@ -96,7 +96,7 @@ class Agent:
         self._gc_tuning = GcTuning()
         monitor = kernel.monitor(except_interface=settings.dummy_interface, routes=False)
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces, monitor=monitor)
-        policies = _policies(settings)
+        policies = _policies(settings, self._recorder)
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel, policies)
         self._controllers.stage_gate.follow(self._changes.passed)
         self._traces = ProxyTraces(kernel, settings)
@@ -266,13 +266,14 @@ class Agent:
         return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._changes.newest)))
 
 
-def _policies(settings: Settings) -> "PolicyCatalog | None":
+def _policies(settings: Settings, recorder: EventRecorder) -> "Policies | None":
     """What plans NetworkPolicies, if these are enforced."""
     if not settings.network_policies:
         return None
-    from kroute.planning.policies.catalog import PolicyCatalog  # noqa: PLC0415  few nodes have it
+    from kroute.controllers.network_policy import Policies  # noqa: PLC0415  few nodes have it
+    from kroute.planning.policies.catalog import PolicyCatalog  # noqa: PLC0415
 
-    return PolicyCatalog(settings.node_name)
+    return Policies(PolicyCatalog(settings.node_name), recorder.report_policy)
 
 
 async def serve(

@@ -5,12 +5,12 @@ difference. After a failure the firewall is read, and what differs from the plan
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from kroute.firewall.protocol import AllowedPeers, PolicyFirewall
-from kroute.model.objects import Change
-from kroute.model.plan import Plan, ServicePlan
+from kroute.model.objects import Change, ObjectKey
+from kroute.model.plan import Plan, Problem, ServicePlan
 from kroute.model.policy_plan import GroupChange, PodGroups, PolicyChange
 from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.resync_schedule import LONGEST_PAUSE
@@ -23,6 +23,7 @@ class Catalog(Protocol):
     """What plans (`kroute.planning.policies.catalog.PolicyCatalog`)."""
 
     pods: dict[str, PodGroups]
+    problems: dict[ObjectKey, tuple[Problem, ...]]
 
     @property
     def ready(self) -> bool: ...
@@ -36,6 +37,15 @@ class Catalog(Protocol):
 
     def groups(self) -> AllowedPeers: ...
 
+    def uid_of(self, key: ObjectKey) -> str: ...
+
+
+class Policies(NamedTuple):
+    """What plans, and what is called with a policy, its uid and all of its problems whenever these have changed."""
+
+    catalog: Catalog
+    report: Callable[[ObjectKey, str, Sequence[Problem]], None]
+
 
 class NetworkPolicyController(Controller):
     """Owns what the firewall has of network policies. No plan of a Service concerns it."""
@@ -44,10 +54,11 @@ class NetworkPolicyController(Controller):
     first_period = 2 / 3
     longest_undisturbed = LONGEST_PAUSE
 
-    def __init__(self, shared: Shared, catalog: Catalog, firewall: PolicyFirewall) -> None:
+    def __init__(self, shared: Shared, policies: Policies, firewall: PolicyFirewall) -> None:
         super().__init__(shared)
-        self._catalog = catalog
+        self._catalog, self._report = policies
         self._firewall = firewall
+        self._reported: Mapping[ObjectKey, tuple[Problem, ...]] = {}
 
     @staticmethod
     def is_news(plan: Plan, before: Plan | None) -> bool:  # noqa: ARG004  no plan is
@@ -98,6 +109,11 @@ class NetworkPolicyController(Controller):
     async def _plan(self) -> PolicyChange | None:
         """Plan a piece of what is new; returns the difference when it is planned."""
         change = self._catalog.plan_marked(WORK)
+        before, after = self._reported, self._catalog.problems
+        if before is not after:
+            self._reported = after
+            for key in sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key)):
+                self._report(key, self._catalog.uid_of(key), after.get(key, ()))
         await asyncio.sleep(0)
         return change
 

@@ -31,7 +31,7 @@ from kroute.settings import Settings
 
 if TYPE_CHECKING:
     from kroute.controllers.direct_return import DirectReturn
-    from kroute.controllers.network_policy import Catalog, NetworkPolicyController
+    from kroute.controllers.network_policy import NetworkPolicyController, Policies
 
 
 REPAIRS_APART = 60.0
@@ -47,7 +47,7 @@ class NodeControllers:
     """An async context manager; inside it, call either `run` or a cleanup.
 
     The caller keeps `kernel` open meanwhile. The settings name the firewall backend (`kroute.firewall.backend`).
-    `policies` plans NetworkPolicies, where these are enforced and the backend can do so.
+    `policies` has what plans NetworkPolicies, where these are enforced; the backend may be unable to do so.
     `clock` returns seconds and never goes back. The constructor reads the ledger (LedgerError). Entering subscribes to
     the kernel's events (KernelError); leaving closes the ledger.
     """
@@ -61,7 +61,7 @@ class NodeControllers:
         broadcaster: Broadcaster,
         report: Report,
         kernel: NodeKernel,
-        policies: "Catalog | None" = None,
+        policies: "Policies | None" = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import msgspec
 
+from kroute.controllers.network_policy import Policies
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy.readiness import PATIENCE
 from kroute.firewall.backend import firewall_of, no_policies
@@ -82,6 +83,10 @@ async def dry_run(
         _copy_ledger(settings.state_dir, Path(directory))
         on_copy = msgspec.structs.replace(settings, state_dir=Path(directory))
         await _run(on_copy, plans, recording(kernel, recorder), report, policies)
+    if policies is not None:
+        for key, found in policies.problems.items():
+            for problem in found:
+                report(key, problem)
     if recorder.errors:
         raise KernelError(recorder.errors[0])
     for plan in plans:
@@ -104,7 +109,8 @@ async def _run(
     """
     now = 0.0
     broadcaster = Broadcaster()
-    async with NodeControllers(settings, broadcaster, report, kernel, policies, clock=lambda: now) as controllers:
+    given = Policies(policies, lambda *_: None) if policies is not None else None
+    async with NodeControllers(settings, broadcaster, report, kernel, given, clock=lambda: now) as controllers:
         broadcaster.publish(plans)
         for controller in controllers.kernel_writers:
             await controller.start()

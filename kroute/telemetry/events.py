@@ -6,7 +6,8 @@ the kubelet writes them so, and `kubectl describe node` expects that.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import structlog
 
@@ -30,6 +31,8 @@ _SILENCED = Problem(
 )
 _COMBINED = ""
 """The cause of the Event for all that are similar."""
+About: TypeAlias = ObjectKey | Subject | None
+"""What problems are remembered by: the name of a Service, a NetworkPolicy without its uid, None for the node."""
 
 
 class EventRecorder:
@@ -49,13 +52,21 @@ class EventRecorder:
         self._node = Subject("Node", "", node_name, node_name)
         self._uid_of = uid_of
         self._writer = EventWriter(node_name, requests, clock) if requests else None
-        self._said: dict[ObjectKey | None, dict[tuple[str, str], EventKey]] = {}  # key None: the node's
+        self._said: dict[About, dict[tuple[str, str], EventKey]] = {}
         self._spam_filter = SpamFilter(clock)
 
     def report(self, key: ObjectKey, problem: Problem) -> None:
         """Log a Service's problem and queue its Event, once for each Service, reason and subject."""
         subject = Subject("Service", key.namespace, key.name, self._uid_of(key))
         self._report(key, subject, problem, "service.problem", "Plan", service=str(key))
+
+    def report_policy(self, key: ObjectKey, uid: str, problems: Sequence[Problem]) -> None:
+        """Do the same with all problems of a NetworkPolicy. When it has none any more, what was said is forgotten."""
+        about = Subject("NetworkPolicy", key.namespace, key.name, "")
+        if not problems:
+            self._said.pop(about, None)
+        for problem in problems:
+            self._report(about, about._replace(uid=uid), problem, "policy.problem", "Plan", policy=str(key))
 
     def report_on_node(self, problem: Problem) -> None:
         """Log a problem of this node and queue its Event, once for each reason and subject."""
@@ -92,9 +103,7 @@ class EventRecorder:
         if self._writer is not None:
             await self._writer.run()
 
-    def _report(
-        self, key: ObjectKey | None, subject: Subject, problem: Problem, event: str, action: str, **fields: str
-    ) -> None:
+    def _report(self, key: About, subject: Subject, problem: Problem, event: str, action: str, **fields: str) -> None:
         """Log a problem and queue its Event. What was said is counted instead, and nothing is said of too much."""
         said, cause = self._said.setdefault(key, {}), (problem.reason, problem.subject)
         if cause in said:

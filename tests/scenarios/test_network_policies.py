@@ -77,7 +77,7 @@ class Policies:
 
 def has_elements(node: Node, networks: tuple[str, str]) -> None:
     for family, network in zip(("ip", "ip6"), networks, strict=True):
-        assert network in node.run("nft", "list", "table", family, "kroute-policies")
+        assert network in node.run("nft", "list", "ruleset", family)
 
 
 def described(host: Pod, namespace: str = "shop") -> Object:

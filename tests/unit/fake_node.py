@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from kroute.controllers.network_policy import Policies
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.firewall.backend import firewall_of
+from kroute.firewall.backend import BACKENDS, removables
 from kroute.kernel.iptables.tools import Variant
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
@@ -24,6 +25,7 @@ from kroute.model.plan import (
     VirtualServer,
     VirtualServerKey,
 )
+from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings
@@ -88,6 +90,7 @@ class FakeNode:
             self.broadcaster,
             lambda key, problem: self.problems.append((key, problem)),
             self.clients,
+            Policies(PolicyCatalog("node3"), lambda *_: None) if self.settings.network_policies else None,
             clock=self.clock,
         )
         self.stage_gate, self.ledger, self.interface = wiring.stage_gate, wiring.ledger, wiring.interface
@@ -177,8 +180,9 @@ class FakeNode:
 
     async def cleanup(self) -> CleanupReport:
         """Do what `kroute cleanup` does in its own process."""
-        firewall = firewall_of(self.settings, self.clients)
-        return await self.wiring.cleanup([firewall] if await firewall.is_present() else [])
+        name = self.settings.firewall
+        is_present = await BACKENDS[name].is_present(self.settings, self.clients)
+        return await self.wiring.cleanup(removables(self.settings, name, self.clients) if is_present else [])
 
 
 def server(

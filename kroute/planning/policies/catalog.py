@@ -105,6 +105,11 @@ class PolicyCatalog:
         """All groups, each with the networks that it allows and their ranges of ports."""
         return ((key, group.elements()) for key, group in self._groups.items())
 
+    def uid_of(self, key: ObjectKey) -> str:
+        """The uid of a policy; empty if no policy of that name exists."""
+        known = self._policies.get(key.namespace, {}).get(key)
+        return known.uid if known is not None else ""
+
     def _keep(self, kind: type[KubernetesObject], key: ObjectKey, item: KubernetesObject | None) -> None:
         """Keep the newest state of an object, if it counts and is another one than before."""
         changes, peers, may_differ = self._changes, self._peers, self._planning is not None

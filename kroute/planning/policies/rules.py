@@ -125,6 +125,7 @@ class PolicyRules(msgspec.Struct, frozen=True):
     selector: Selector | None
     rules: Mapping[Direction, tuple[Rule, ...]]
     problems: tuple[Problem, ...] = ()
+    uid: str = ""
 
     def selects(self, labels: Mapping[str, str]) -> bool:
         """Whether the policy isolates pods of its namespace that have these labels."""
@@ -161,7 +162,7 @@ def reading(policy: NetworkPolicy, limits: Limits) -> Steps[PolicyRules]:
             if (understood := (yield from reader.read(rule))) is not None:
                 found.append(understood)
         rules[direction] = tuple(found)
-    return PolicyRules(selector, rules, problems.all())
+    return PolicyRules(selector, rules, problems.all(), policy.metadata.uid)
 
 
 def _directions(spec: NetworkPolicySpec, problems: Problems) -> list[Direction]:

@@ -1,25 +1,27 @@
 """The controller of network policies: what it writes when, on a fake kernel that refuses what the real one does."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from kroute.controllers.network_policy import NetworkPolicyController
+from kroute.controllers.network_policy import NetworkPolicyController, Policies
 from kroute.firewall.nftables.names import POLICY_TABLES
 from kroute.firewall.nftables.policy_tables import PolicyTables
 from kroute.kernel.nftables.objects import AddElements, DeleteTable
 from kroute.model.addresses import Family
 from kroute.model.kinds import POLICY_KINDS
-from kroute.model.objects import Applied, Listed
+from kroute.model.objects import Applied, Deleted, Listed, NetworkPolicy, ObjectKey
+from kroute.model.plan import Problem
 from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.controller import Shared
 from kroute.settings import Settings
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.nftables import FakeNftables
-from tests.unit.fake_node import Clock
+from tests.unit.fake_node import Clock, FakeNode
 from tests.unit.planning.policies.cluster import KINDS, NODE, Object, ingress, namespace, pod, pods_with
 from tests.unit.watching import running
 
@@ -37,8 +39,15 @@ class Node:
         self.nftables, self.other = FakeNftables(self.kernel), FakeNftables(self.kernel)
         self.clock = Clock()
         self.broadcaster = Broadcaster()
+        self.reported: list[tuple[str, str, list[str]]] = []
         shared = Shared(Settings(NODE), self.broadcaster, lambda *_: None, self.clock)
-        self.controller = NetworkPolicyController(shared, PolicyCatalog(NODE), PolicyTables(self.nftables))
+        self.controller = NetworkPolicyController(shared, self.policies(), PolicyTables(self.nftables))
+
+    def policies(self) -> Policies:
+        return Policies(PolicyCatalog(NODE), self.report)
+
+    def report(self, key: ObjectKey, uid: str, problems: Sequence[Problem]) -> None:
+        self.reported.append((str(key), uid, [problem.reason for problem in problems]))
 
     def apply(self, *items: Object) -> None:
         self.controller.take_changes([Applied(msgspec.convert(item, KINDS[item["kind"]])) for item in items])
@@ -82,7 +91,7 @@ async def test_nothing_is_written_before_all_objects_are_known(node: Node) -> No
     again = Node()
     again.nftables = node.other
     shared = Shared(Settings(NODE), again.broadcaster, lambda *_: None, again.clock)
-    again.controller = NetworkPolicyController(shared, PolicyCatalog(NODE), PolicyTables(node.other))
+    again.controller = NetworkPolicyController(shared, again.policies(), PolicyTables(node.other))
     async with running(again.controller.run()):
         again.broadcaster.publish([])
         again.apply(namespace("shop"), WEB)
@@ -165,3 +174,33 @@ async def test_an_element_that_is_refused_keeps_no_other_group_waiting(node: Nod
     node.clock.now += 60
     await node.controller.step()
     assert node.kernel.nft.tables[T4].sets[first.definition.name].elements == {("10.244.2.7/32",)}
+
+
+async def test_the_problems_of_a_policy_are_reported_when_they_change(node: Node) -> None:
+    await adopted(node)
+    assert node.reported == []
+    wrong = ingress({"ipBlock": {"cidr": "everywhere"}})
+    wrong["metadata"]["uid"] = "u1"
+    for _ in range(2):
+        node.apply(wrong)
+        await node.controller.step()
+    node.controller.take_changes([Deleted(NetworkPolicy, ObjectKey("shop", "policy"))])
+    await node.controller.step()
+    assert node.reported == [("shop/policy", "u1", ["InvalidNetworkPolicy"]), ("shop/policy", "", [])]
+
+
+async def test_cleanup_removes_the_tables_also_where_the_setting_is_off_now(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, firewall="nftables", network_policies=True)
+    controller = node.wiring.network_policy
+    assert controller is not None
+    items = pod("web", "10.244.1.5", on="node3"), POLICY
+    controller.take_changes([Applied(msgspec.convert(item, KINDS[item["kind"]])) for item in items])
+    controller.take_changes([Listed(kind.type) for kind in POLICY_KINDS])
+    await node.start()
+    assert T4 in node.kernel.nft.tables
+    again = node.restarted(firewall="nftables")
+    await again.open()
+    assert again.wiring.network_policy is None
+    report = await again.cleanup()
+    assert (report.failed, node.kernel.nft.tables) == ([], {})
+    assert f"delete table {T4}" in report.undone

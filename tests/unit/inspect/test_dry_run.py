@@ -4,6 +4,7 @@ import inspect
 from pathlib import Path
 from typing import Generic
 
+import msgspec
 import pytest
 
 from kroute.inspect import recording
@@ -12,17 +13,20 @@ from kroute.kernel import clients
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import DeleteEntry, Ipset
 from kroute.kernel.ipvs.objects import AddVirtualServer, DeleteRealServer, SyncDaemon, SyncRole, VirtualServerOptions
+from kroute.model.objects import Applied, Listed
 from kroute.model.plan import ServicePlan
+from kroute.planning.policies.catalog import PolicyCatalog
 from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import Operation
 from tests.fakes.node_kernel import FakeNodeKernel
 from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode, node_plan, plan, server
+from tests.unit.planning.policies.cluster import KINDS, pod, policy
 
 WEB = plan("web", 1, server("10.96.0.1", 80, "172.20.1.1", "172.20.2.1"), server("fd00::1", 80, "fd00:20::1"))
 PLANS = (node_plan(1, "172.20.0.0/16"), WEB)
 
 
-async def planned(node: FakeNode, *plans: ServicePlan) -> PlannedChanges:
+async def planned(node: FakeNode, *plans: ServicePlan, policies: PolicyCatalog | None = None) -> PlannedChanges:
     """Return what would change on this node; assert that nothing does."""
     kernel = node.kernel
     opened = await FakeNodeKernel.of(kernel).open()
@@ -30,7 +34,7 @@ async def planned(node: FakeNode, *plans: ServicePlan) -> PlannedChanges:
     before = ledger.read_bytes() if ledger.exists() else None
     kernel.writes.clear()
     tables = set(kernel.tables)
-    found = await dry_run(node.settings, plans, opened)
+    found = await dry_run(node.settings, plans, opened, policies)
     assert kernel.writes == []
     assert set(kernel.tables) == tables
     assert (ledger.read_bytes() if ledger.exists() else None) == before
@@ -216,3 +220,30 @@ async def test_what_only_a_cleanup_or_a_director_asks_for_is_recorded_too(tmp_pa
         "stop the IPVS master synchronization daemon on eth0",
     ]
     assert node.kernel.writes == []
+
+
+ISOLATED = pod("web", "10.244.1.5", "fd00:244:1::5", on="node3"), policy()
+OBJECTS = [*(Applied(msgspec.convert(it, KINDS[it["kind"]])) for it in ISOLATED), *map(Listed, KINDS.values())]
+
+
+def known() -> PolicyCatalog:
+    """What plans the policies of the node, with all objects."""
+    made = PolicyCatalog("node3")
+    made.take(OBJECTS)
+    return made
+
+
+async def test_network_policies_are_compared_too(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, firewall="nftables", network_policies=True)
+    found = await planned(node, *PLANS, policies=known())
+    assert {"add table ip kroute-policies", "add table ip6 kroute-policies"} <= {*of(found, "")}
+    assert node.wiring.network_policy is not None
+    node.wiring.network_policy.take_changes(OBJECTS)
+    await node.start(*PLANS)
+    assert await planned(node, *PLANS, policies=known()) == PlannedChanges([], [])
+
+
+async def test_without_the_backend_for_them_network_policies_are_a_problem(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, network_policies=True)
+    found = await planned(node, *PLANS, policies=known())
+    assert found.problems == ["the firewall's backend iptables cannot enforce network policies"]

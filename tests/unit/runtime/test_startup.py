@@ -22,6 +22,7 @@ UNUSED = (
     *("kroute.telemetry.agent_status", "kroute.telemetry.kernel_reader", "kroute.watchers.manifests"),
     *("kroute.migration.flags", "kroute.migration.kube_proxy_configuration"),
     *("kroute.http.probes", "kroute.model.probes", "kroute.controllers.ipvs.confirmations"),
+    *("kroute.controllers.network_policy", "kroute.planning.policies", "kroute.firewall.nftables.policy_tables"),
     *("kroute.controllers.direct_return", "kroute.kernel.pods", "kroute.kernel.net.steering"),
 )
 """Some that an agent may come to use, and some that it never does."""

@@ -3,6 +3,8 @@
 import asyncio
 import re
 
+from structlog.testing import capture_logs
+
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem
 from kroute.telemetry.event_writer import NOTE_LIMIT
@@ -59,6 +61,21 @@ async def test_a_service_that_comes_back_starts_anew() -> None:
     recorder.report(KEY, PROBLEM)
     await written(recorder, api, 2)
     assert len(api.created) == 2
+
+
+async def test_a_policy_has_events_of_its_own_beside_those_of_a_service_of_its_name() -> None:
+    api = Events()
+    recorder = EventRecorder("node1", lambda _: "uid-of-service", api)
+    recorder.report(KEY, PROBLEM)
+    with capture_logs() as logs:
+        for problems in ([PROBLEM], [PROBLEM], [], [PROBLEM]):
+            recorder.report_policy(KEY, "uid-of-policy", problems)
+    assert [(it["event"], it["policy"]) for it in logs] == [("policy.problem", "default/web")] * 2, (
+        "said once, and anew"
+    )
+    await written(recorder, api, 2)
+    about = [(event["regarding"]["kind"], event["regarding"]["uid"]) for _, event in api.created]
+    assert about == [("Service", "uid-of-service"), ("NetworkPolicy", "uid-of-policy")]
 
 
 async def test_an_event_that_is_refused_does_not_stop_the_next() -> None:
