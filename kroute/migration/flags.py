@@ -149,7 +149,7 @@ def _plain(text: str) -> str:
 
 
 _ROUTING = "kroute does no routing; keep kube-router --run-service-proxy=false for it, and leave this out here"
-_POLICIES = "kroute does this with --network-policies, or kube-router with --run-service-proxy=false: leave it out here"
+_POLICIES = "--network-policies has kroute enforce network policies; or keep kube-router --run-service-proxy=false"
 _LOADBALANCER = "kroute allocates no LoadBalancer addresses; keep kube-router --run-service-proxy=false for it"
 _DSR = "kroute needs no container runtime for direct return: --direct-return (docs/direct-return.md)"
 _HEALTH = "use --healthz-bind-address ADDRESS:PORT"
