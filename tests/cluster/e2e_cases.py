@@ -18,14 +18,17 @@ SETS = {
         r"|\[sig-cli\] Kubectl client Guestbook application"
         r"|\[sig-auth\] ServiceAccounts ServiceAccountIssuerDiscovery"
     ),
+    "policies": r"\[sig-network\] Netpol ",
 }
 """What the names of the cases begin with, for each set: those of sig-network, and conformance cases of others that call
 a Service."""
 
+POLICIES = "policies"
+"""The set that runs only if it is named: not every proxy enforces NetworkPolicies, and kroute does so by a setting."""
+
 NOT_RUN = {
     r"\[Feature:(LoadBalancer)\]": "needs a cloud's load balancers",
     r"\[Provider:GCE\]|\[Feature:Networking-(IPv4|IPv6|DNS|Performance)\]": "needs the Internet",
-    r"Netpol": "network policies are not a proxy's matter",
     r"\[Disruptive\]|\[Feature:KubeProxyDaemonSet": "restarts parts of the cluster by ssh",
     r"\[Feature:KubeProxyNFAcct\]|KubeProxy should set TCP CLOSE_WAIT": "about kube-proxy itself",
     r"DNS configMap nameserver": "about CoreDNS itself",

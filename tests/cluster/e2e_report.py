@@ -4,14 +4,14 @@ import html
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 SECTION = "## Kubernetes' own tests"
 """The heading. The section ends the page."""
 PROXIES = ("kroute", "kroute iptables=true", "kroute IPv6 only", "kube-proxy nftables")
-"""What the section compares, run or not."""
+"""What the section compares about Services, run or not."""
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _PREFIX = "[It] "
 _LONGEST_REASON = 160
@@ -23,8 +23,10 @@ _HEAD = """
 kubelet, containerd), with each proxy in turn. `make e2e` runs it and writes this section, which has the last outcome of
 each case and the number of its run. What fails with kube-proxy as well is the cluster's. What is not run with a proxy
 says so. The case that fails with IPv6 alone does so with kube-proxy's IPVS mode, too: with br_netfilter, which the
-pods' bridges need, [IPVS refuses IPv6 datagrams above the MTU](kernel-facts.md).
+pods' bridges need, [IPVS refuses IPv6 datagrams above the MTU](kernel-facts.md). The cases about NetworkPolicies have a
+table of their own, with the proxies that ran them.
 """
+_POLICIES = re.compile("sig-network: Netpol ")
 
 
 class Outcome(NamedTuple):
@@ -86,6 +88,7 @@ def _message(case: ET.Element, kind: str) -> str:
 def section(results: Results, version: str) -> str:
     """The section of docs/conformance.md: who ran what, and a row for each case with the numbers of the runs."""
     proxies = list(dict.fromkeys([*PROXIES, *sorted(proxy for proxy, _ in results)]))
+    about_policies = {key: found for key, found in results.items() if _POLICIES.match(key[1])}
     runs = sorted({run for _, run in results.values()}, key=lambda run: (proxies.index(run.proxy), run))
     numbers = {run: number for number, run in enumerate(runs, 1)}
     lines = [SECTION, _HEAD.format(version=version)]
@@ -97,12 +100,20 @@ def section(results: Results, version: str) -> str:
         counts = Counter(outcome.status for outcome, by in results.values() if by == run)
         figures = (str(counts[status]) for status in (PASSED, FAILED, SKIPPED))
         lines.append(f"| {' | '.join([str(number), *run, *figures])} |")
-    lines += ["", f"| case | {' | '.join(proxies)} |", "|---|" + "---|" * len(proxies)]
+    lines += _table({key: results[key] for key in results.keys() - about_policies.keys()}, PROXIES, numbers)
+    lines += _table(about_policies, (), numbers)
+    return "\n".join(lines) + "\n"
+
+
+def _table(results: Results, compared: Iterable[str], numbers: Mapping[Run, int]) -> list[str]:
+    """A row for each case, and a column for each proxy that is compared or ran one of them."""
+    proxies = list(dict.fromkeys([*compared, *sorted(proxy for proxy, _ in results)]))
+    lines = ["", f"| case | {' | '.join(proxies)} |", "|---|" + "---|" * len(proxies)]
     for case in sorted({case for _, case in results}):
         found = (results.get((proxy, case)) for proxy in proxies)
         cells = (_cell(it[0], numbers[it[1]]) if it else _NOT_RUN for it in found)
         lines.append(f"| {case} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return lines if results else []
 
 
 def results_of(page: str) -> Results:

@@ -56,6 +56,15 @@ def test_the_section_has_the_runs_and_a_row_for_each_case_with_the_proxies_besid
     assert f"| sig-network: Services new |{not_run * 3} passed (2) |" in lines
 
 
+def test_cases_about_policies_have_a_table_with_the_proxies_that_ran_them() -> None:
+    case, run = "sig-network: Netpol should deny", Run("kroute x=true", "2026-11-26", "0123456789ab", "Linux")
+    results: Results = {**RESULTS, ("kroute x=true", case): (Outcome("passed"), run)}
+    text = section(results, "1.36.2")
+    assert text.endswith("\n\n| case | kroute x=true |\n|---|---|\n| sig-network: Netpol should deny | passed (2) |\n")
+    assert text.count("| kroute | kroute iptables=true | kroute IPv6 only | kube-proxy nftables |\n") == 1
+    assert results_of(text) == results
+
+
 def test_the_section_takes_the_place_of_the_one_before_it() -> None:
     first = with_section("# Page\n\ntext\n", section(RESULTS, "1.36.1"))
     page = with_section(first, section(RESULTS, "1.36.2"))
@@ -132,6 +141,7 @@ def test_a_case_of_both_families_is_not_run_on_a_cluster_with_one() -> None:
     ("case", "reason"),
     [
         ("[sig-network] Services should serve a basic endpoint from pods [Conformance]", ""),
+        ("[sig-network] Netpol NetworkPolicy should support allow-all policy [Feature:NetworkPolicy]", ""),
         ("[sig-network] LoadBalancers [Feature:LoadBalancer] should work [Slow]", "needs a cloud's load balancers"),
         (
             "[sig-network] Services should work after restarting kube-proxy [Disruptive]",
