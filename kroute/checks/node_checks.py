@@ -28,7 +28,6 @@ from kroute.reconcile.ledger import Ledger, LedgerError
 from kroute.settings import DEFAULTS, Settings
 
 BACKEND, SYSCTL, PROXIES, NODE, STATE = "backend", "sysctls", "proxies", "node", "state"
-POLICIES = "network policies"
 
 
 async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
@@ -51,7 +50,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     reads_legacy = preflight.has_capability("NET_RAW")
     async with open_kernel(only=_clients(settings)) as kernel, Nftables() as nftables:
         findings += await check_firewall(firewall_of(settings, kernel), ipv6=ipv6)
-        findings += [failed(POLICIES, lacking, ANOTHER_BACKEND) for lacking in no_policies(settings)]
+        findings += await check_policies(settings, Sysctls(settings.proc_sys), kernel.links, ipv6=ipv6)
         overrules = BACKENDS[choice.name].overrules
         nft_chains = await nftables.chains()
         findings += await check_host_firewall(nft_chains, overrules=overrules, reads_legacy=reads_legacy)
@@ -179,8 +178,8 @@ def check_node_addresses(
 
 
 BRIDGES = "bridges"
-CALLED = "net.bridge.bridge-nf-call-ip6tables"
-"""br_netfilter's switch for IPv6; it exists while the module is loaded."""
+CALLED4, CALLED = "net.bridge.bridge-nf-call-iptables", "net.bridge.bridge-nf-call-ip6tables"
+"""br_netfilter's switches for IPv4 and IPv6; they exist while the module is loaded."""
 
 
 async def check_bridges(sysctls: SysctlClient, links: LinkClient, *, ipv6: bool) -> Finding:
@@ -192,17 +191,39 @@ async def check_bridges(sysctls: SysctlClient, links: LinkClient, *, ipv6: bool)
     """
     if not ipv6 or sysctls.read(CALLED) != "1":
         return ok(BRIDGES, "large IPv6 datagrams of pods reach Services")
-    names = [name for _, name in socket.if_nameindex()]
-    bridges = [name for name in names if (link := await links.read(name)) is not None and link.kind == "bridge"]
-    if not bridges:
+    if not (bridges := await _bridges(links)):
         return ok(BRIDGES, "this node has no bridge, so large IPv6 datagrams of pods reach Services")
-    where = f"from pods on {', '.join(sorted(bridges))} to Services"
+    where = f"from pods on {bridges} to Services"
     return warning(
         BRIDGES,
         f"IPv6 datagrams above the MTU {where} are lost ({CALLED} is 1)",
         f"keep datagrams small (DNS: EDNS 1232), or set {CALLED} to 0 where pods of one bridge need no Service of "
         "each other's, or with --masquerade-all (docs/troubleshooting.md)",
     )
+
+
+async def _bridges(links: LinkClient) -> str:
+    """The names of this node's bridges."""
+    names = [name for _, name in socket.if_nameindex()]
+    return ", ".join(
+        sorted([name for name in names if (link := await links.read(name)) is not None and link.kind == "bridge"])
+    )
+
+
+POLICIES = "network policies"
+
+
+async def check_policies(settings: Settings, sysctls: SysctlClient, links: LinkClient, *, ipv6: bool) -> list[Finding]:
+    """Whether network policies hold on this node, if they are asked for: also between two pods of one bridge."""
+    if not settings.network_policies:
+        return []
+    if lacking := no_policies(settings):
+        return [failed(POLICIES, lacking[0], ANOTHER_BACKEND)]
+    off = [name for name in (CALLED4, *([CALLED] if ipv6 else [])) if sysctls.read(name) != "1"]
+    if not off or not (bridges := await _bridges(links)):
+        return [ok(POLICIES, "all packets to and from the node's pods meet them")]
+    message = f"packets between two pods of one bridge ({bridges}) do not meet them: {' and '.join(off)} must be 1"
+    return [warning(POLICIES, message, "load br_netfilter and set this on the node (docs/network-policies.md)")]
 
 
 DIRECT_RETURN = "direct return"

@@ -1,11 +1,12 @@
-"""What `kroute check` says of bridges and large IPv6 datagrams."""
+"""What `kroute check` says of bridges: of large IPv6 datagrams, and of network policies."""
 
 from unittest.mock import patch
 
 import pytest
 
 from kroute.checks.finding import Level
-from kroute.checks.node_checks import CALLED, check_bridges
+from kroute.checks.node_checks import CALLED, CALLED4, check_bridges, check_policies
+from tests.builders import settings
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.links import FakeLinks
 from tests.fakes.sysctl import FakeSysctls
@@ -34,3 +35,31 @@ async def test_a_bridge_under_br_netfilter_loses_large_ipv6_datagrams() -> None:
 )
 async def test_otherwise_all_is_well(otherwise: dict[str, object]) -> None:
     assert await level(**otherwise) is Level.OK
+
+
+ENFORCED = {"network_policies": True, "firewall": "nftables"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "called", "ipv6", "found"),
+    [
+        ({}, "bridge", ("0", "0"), True, []),
+        (ENFORCED, "bridge", ("1", "1"), True, [Level.OK]),
+        (ENFORCED, "bridge", ("0", "1"), True, [Level.WARNING]),
+        (ENFORCED, "bridge", ("1", "0"), True, [Level.WARNING]),
+        (ENFORCED, "bridge", ("1", "0"), False, [Level.OK]),
+        (ENFORCED, "veth", ("0", "0"), True, [Level.OK]),
+        ({**ENFORCED, "firewall": "iptables"}, "veth", ("1", "1"), True, [Level.FAIL]),
+    ],
+)
+async def test_policies_hold_on_a_bridge_under_br_netfilter(
+    asked: dict[str, object], kind: str, called: tuple[str, str], ipv6: bool, found: list[Level]
+) -> None:
+    kernel = FakeKernel()
+    kernel.add_link("cbr0", kind=kind)
+    kernel.sysctls.update(zip((CALLED4, CALLED), called, strict=True))
+    async with FakeLinks(kernel) as links:
+        with patch("socket.if_nameindex", lambda: [(1, "cbr0")]):
+            findings = await check_policies(settings(**asked), FakeSysctls(kernel), links, ipv6=ipv6)
+    assert [finding.level for finding in findings] == found
+    assert all(("cbr0" in it.message) == (it.level is Level.WARNING) for it in findings)
