@@ -66,6 +66,14 @@ class PodGroups(NamedTuple):
     ingress: GroupKey | None
     egress: GroupKey | None
 
+    def of(self, direction: Direction) -> GroupKey | None:
+        """The group of one direction."""
+        return self.ingress if direction is Direction.INGRESS else self.egress
+
+
+NO_GROUPS = PodGroups(None, None)
+"""Those of an address that is not isolated."""
+
 
 class PortElement(NamedTuple):
     """A network of peers, and ports of one protocol that it is allowed."""

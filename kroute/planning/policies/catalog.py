@@ -19,12 +19,22 @@ from kroute.model.objects import (
     ObjectKey,
     Pod,
 )
-from kroute.model.plan import Problem, Problems
-from kroute.model.policy_plan import Direction, GroupChange, GroupKey, PodGroups, PolicyChange, PortName, PortRange
+from kroute.model.plan import Problem, Problems, Protocol
+from kroute.model.policy_plan import (
+    NO_GROUPS,
+    Direction,
+    GroupChange,
+    GroupKey,
+    PodGroups,
+    PolicyChange,
+    PortName,
+    PortRange,
+)
 from kroute.model.steps import Meter, Steps, parts
 from kroute.planning.policies.groups import Group, NamedRule
-from kroute.planning.policies.peers import Identity, Peers, PodFacts, Selection, facts_of
+from kroute.planning.policies.peers import Identity, Peers, PodFacts, Selection, facts_of, network_of
 from kroute.planning.policies.rules import DEFAULTS, TOO_LARGE, Limits, PeerSelector, PolicyRules, reading
+from kroute.planning.policies.verdicts import Judgement, Ruling, first_of
 
 NOTHING = GroupChange()
 
@@ -109,6 +119,44 @@ class PolicyCatalog:
         """The uid of a policy; empty if no policy of that name exists."""
         known = self._policies.get(key.namespace, {}).get(key)
         return known.uid if known is not None else ""
+
+    def pod(self, key: ObjectKey) -> PodFacts | None:
+        """What is known of a pod of any node; None if it has no address of its own."""
+        return self._peers.facts(key)
+
+    def pod_at(self, address: str) -> ObjectKey | None:
+        """The pod that has this address."""
+        return self._peers.owner(network_of(address))
+
+    def isolated(self) -> Iterator[tuple[GroupKey, list[str]]]:
+        """All groups in order, each with the addresses of its pods."""
+        return ((key, sorted(group.pods)) for key, group in sorted(self._groups.items(), key=lambda item: item[0]))
+
+    def judging(self, source: str, destination: str, protocol: Protocol | None, port: int) -> Steps[Judgement]:
+        """What policies say of a connection. None: one of a protocol without ports."""
+        found = []
+        for direction, address, peer in (
+            (Direction.EGRESS, source, destination),
+            (Direction.INGRESS, destination, source),
+        ):
+            pod = self.pod_at(address)
+            facts = self.pod(pod) if pod is not None else None
+            if facts is None:
+                continue
+            key = self.pods.get(address, NO_GROUPS).of(direction)
+            allowing: list[NamedRule] = []
+            if key is not None:
+                of_peer = self._peers.at.get(network_of(peer))
+                allowing = yield from self._groups[key].allowing(network_of(peer), of_peer, protocol, port)
+            found.append(
+                Ruling(
+                    *(direction, str(pod), facts.node, facts.is_local),
+                    isolated_by=first_of(map(str, key.policies if key is not None else ())),
+                    allowed_by=first_of(f"{policy} {rule.name}" for policy, rule in allowing),
+                    exempt="a pod reaches itself" if source == destination else "",
+                )
+            )
+        return Judgement(source, destination, port, found)
 
     def _keep(self, kind: type[KubernetesObject], key: ObjectKey, item: KubernetesObject | None) -> None:
         """Keep the newest state of an object, if it counts and is another one than before."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from kroute.model.objects import ObjectKey
+from kroute.model.plan import Protocol
 from kroute.model.policy_plan import Direction, GroupChange, GroupKey, PortElement, PortRange
 from kroute.model.steps import Steps, parts
 from kroute.planning.policies.peers import Identity, Selection
@@ -80,6 +81,26 @@ class Group:
     def elements(self) -> Iterator[tuple[str, PortRange]]:
         """All that is allowed now: networks with their ranges of ports."""
         return ((network, one) for network, ranges in self._allowed.items() for one in ranges)
+
+    def allowing(
+        self, network: str, identity: Identity | None, protocol: Protocol | None, port: int
+    ) -> Steps[list[NamedRule]]:
+        """The rules that allow a peer this port. `identity` is that of the pods with its address."""
+        numbers, prefix, found = dict(self.key.ports), prefix_of(network), []
+        of_peer = identity.ports if identity is not None and self.key.direction is Direction.EGRESS else numbers
+        selections = identity.selections if identity is not None else frozenset[Selection]()
+        left_out = self.left_out
+        for policy, rule in [named for number, named in enumerate(self.rules) if number not in left_out]:
+            selected = any(self.selections.get(peer) in selections for peer in rule.peers)
+            is_allowed = selected and rule.ports.include(protocol, port, of_peer)
+            if not is_allowed and rule.ports.include(protocol, port, numbers):
+                for part in parts(rule.blocks):
+                    is_allowed = is_allowed or any(block.has(prefix) for block in part)
+                    yield len(part)
+            if is_allowed:
+                found.append((policy, rule))
+            yield 1 + len(rule.peers) + rule.ports.count
+        return found
 
     def update(self, identities: Mapping[str, Identity]) -> Steps[GroupChange]:
         """Decide again what was touched. `identities` are those of the pods that have addresses."""

@@ -5,6 +5,7 @@ selector is compared with identities, never with pods: once with each when it is
 """
 
 from collections.abc import Mapping
+from sys import intern
 from typing import NamedTuple
 
 import msgspec
@@ -32,12 +33,13 @@ class PodKind(NamedTuple):
 
 class PodFacts(NamedTuple):
     """What counts of a pod with addresses (`10.244.1.5/32`). Of pods with one address that of the highest rank has it:
-    whether it stays, whether it is on this node, when it was made.
+    whether it stays, whether it is on this node, when it was made. `node` is the name of its node.
     """
 
     kind: PodKind
     networks: tuple[str, ...]
     rank: tuple[bool, bool, str]
+    node: str
 
     @property
     def is_local(self) -> bool:
@@ -72,9 +74,14 @@ def facts_of(pod: Pod, node_name: str) -> PodFacts | None:
         return None
     meta = pod.metadata
     kind = PodKind(meta.namespace, frozenset((meta.labels or {}).items()), _named_ports(pod))
-    networks = tuple(dict.fromkeys([f"{one}/{128 if ':' in one else 32}" for one in addresses]))
+    networks = tuple(dict.fromkeys(map(network_of, addresses)))
     rank = meta.deletion_timestamp is None, pod.spec.node_name == node_name, meta.creation_timestamp or ""
-    return PodFacts(kind, networks, rank)
+    return PodFacts(kind, networks, rank, intern(pod.spec.node_name))
+
+
+def network_of(address: str) -> str:
+    """The network of an address alone."""
+    return f"{address}/{128 if ':' in address else 32}"
 
 
 def _named_ports(pod: Pod) -> tuple[tuple[PortName, int], ...]:
@@ -108,6 +115,11 @@ class Peers:
     def facts(self, key: ObjectKey) -> PodFacts | None:
         """What is known of a pod."""
         return self._pods.get(key)
+
+    def owner(self, network: str) -> ObjectKey | None:
+        """The pod that has this address."""
+        pods = [(self._pods[key].rank, key) for key in self._pods_at.owners(network)]
+        return max(pods)[1] if pods else None
 
     def labels_of(self, namespace: str) -> Mapping[str, str] | None:
         """The labels of a Namespace; None if it is not known."""
@@ -166,8 +178,8 @@ class Peers:
 
     def _settle(self, network: str) -> Steps[None]:
         """Find whose address this is now."""
-        pods = [(self._pods[key].rank, key) for key in self._pods_at.owners(network)]
-        owner = self._pods[max(pods)[1]] if pods else None
+        key = self.owner(network)
+        owner = self._pods[key] if key is not None else None
         before, after = self.at.pop(network, None), None
         self.local.pop(network, None)
         if owner is not None:

@@ -80,6 +80,11 @@ class Network(NamedTuple):
     text: str
     prefix: int
 
+    def has(self, prefix: int) -> bool:
+        """Whether the network of this prefix is within it."""
+        bits = prefix.bit_length() - self.prefix.bit_length()
+        return bits >= 0 and prefix >> bits == self.prefix
+
 
 EVERYWHERE = (Network("0.0.0.0/0", 0b10), Network("::/0", 0b11))
 
@@ -101,6 +106,14 @@ class Ports(msgspec.Struct, frozen=True):
             return self.ranges
         known = [name for name in self.names if name in numbers]
         return self.ranges.union([PortRange(name.protocol, numbers[name], numbers[name]) for name in known])
+
+    def include(self, protocol: Protocol | None, port: int, numbers: Mapping[PortName, int]) -> bool:
+        """Whether the port is one of them. None: it is of a protocol without ports."""
+        return any(
+            one.protocol in {None, protocol} and one.first <= port <= one.last
+            for one in self.resolved(numbers)
+            if protocol is not None or one == ANY
+        )
 
 
 class Rule(msgspec.Struct, frozen=True):

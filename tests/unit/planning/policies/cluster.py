@@ -16,6 +16,8 @@ from kroute.model.plan import Problem, Protocol
 from kroute.model.policy_plan import GroupKey, PodGroups, PolicyChange, PortElement
 from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.planning.policies.rules import DEFAULTS, Limits
+from kroute.planning.policies.verdicts import Judgement
+from tests.builders import finish
 
 NODE = "node1"
 KINDS: Mapping[str, type[KubernetesObject]] = {"Pod": Pod, "Namespace": Namespace, "NetworkPolicy": NetworkPolicy}
@@ -137,6 +139,10 @@ class Cluster:
 
     def allows(self, source: str, destination: str, number: int = 80, protocol: str = "TCP") -> bool:
         return self.node.allows(source, destination, number, protocol)
+
+    def judged(self, source: str, destination: str, number: int = 80, protocol: str = "TCP") -> Judgement:
+        """What the catalog says of a connection."""
+        return finish(self.catalog.judging(source, destination, Protocol.__members__.get(protocol), number))
 
 
 class Node:

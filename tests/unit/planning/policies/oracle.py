@@ -15,6 +15,11 @@ def allows(objects: Iterable[Object], source: str, destination: str, number: int
     return source == destination or all(world.permits(*end, number, protocol) for end in ends)
 
 
+def alone(objects: Iterable[Object], policy: Object) -> "World":
+    """The same objects without all other policies."""
+    return World([item for item in objects if item["kind"] != "NetworkPolicy" or item is policy])
+
+
 class World:
     def __init__(self, objects: Iterable[Object]) -> None:
         all_of = list(objects)

@@ -63,6 +63,22 @@ def test_without_policy_types_a_policy_isolates_for_ingress_and_with_egress_rule
     assert (let_in(made), let_out(made)) == (set(), {API, FAR})
 
 
+def test_a_judgement_looks_the_names_of_ports_up_where_the_plan_does() -> None:
+    named = [{"port": "http"}]
+    made = cluster(egress(pods_with(app="api"), block("192.0.2.0/24"), ports=named), ingress(ports=named, name="in"))
+    packets = [(WEB, API, 8080), (WEB, API, 80), (WEB, OUTSIDE, 80), (API, WEB, 80), (API, WEB, 8080)]
+    allowed = [made.allows(*packet) for packet in packets]
+    assert allowed == [not made.judged(*packet).is_refused for packet in packets] == [True, False, False, True, False]
+
+
+def test_a_judgement_names_each_rule_that_allows_and_none_that_was_left_out() -> None:
+    rules = [{"from": [block(f"192.0.2.{number}/32")], "ports": [{"port": 80}]} for number in (2, 1, 1)]
+    made = cluster(policy(ingress=rules), limits=Limits(elements=2))
+    [ruling] = made.judged(OUTSIDE, WEB).rulings
+    assert ruling.allowed_by == ["shop/policy ingress[1]"]
+    assert made.judged(OUTSIDE, WEB, 81).is_refused
+
+
 def test_policy_types_say_in_which_directions_a_policy_isolates() -> None:
     made = cluster(policy(policyTypes=["Egress"], ingress=[{}]))
     assert (let_in(made), let_out(made)) == (set(PEERS), set())

@@ -203,19 +203,30 @@ class PolicyMachine(RuleBasedStateMachine):
 
 
 class OracleMachine(PolicyMachine):
-    """Compares verdicts, too."""
+    """Compares verdicts, too, and by which policies they are."""
 
     @invariant()
     def verdicts_are_those_of_the_api(self) -> None:
         if not hasattr(self, "cluster") or self.cluster.catalog.has_marked:
             return
         objects = list(self.cluster.objects.values())
+        alone = {str(cluster.key_of(it)): oracle.alone(objects, it) for it in objects if it["kind"] == "NetworkPolicy"}
         for source, destination in product(ADDRESSES + OUTSIDE, repeat=2):
             if (":" in source) != (":" in destination):
                 continue
             for protocol, number in PACKETS:
                 packet = source, destination, number, protocol
                 assert self.cluster.allows(*packet) == oracle.allows(objects, *packet), packet
+                judged = self.cluster.judged(*packet)
+                assert judged.is_refused != oracle.allows(objects, *packet), packet
+                for ruling in judged.rulings:
+                    ends = (destination, source) if ruling.direction == "Ingress" else (source, destination)
+                    allowing = [
+                        name
+                        for name in ruling.isolated_by
+                        if alone[name].permits(*ends, ruling.direction, number, protocol)
+                    ]
+                    assert list(dict.fromkeys(it.partition(" ")[0] for it in ruling.allowed_by)) == allowing, packet
 
 
 class LimitedMachine(PolicyMachine):
