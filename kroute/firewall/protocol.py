@@ -161,6 +161,14 @@ class PolicyFirewall(Removable, Protocol):
         """Read everything, and write what differs from the plan; returns what was wrong, one sentence each."""
         ...
 
+    def group_name(self, key: GroupKey) -> str:
+        """The group's name in the backend's own tools, for messages to people."""
+        ...
+
+    async def refused(self) -> Mapping[str, int]:
+        """How many packets each group has refused since its rules were written, by its name. Changes nothing."""
+        ...
+
     async def is_untouched(self) -> bool:
         """Whether no other program has changed anything since the last `restore`."""
         ...

@@ -7,6 +7,7 @@ groups, and deletes the groups that no pod has.
 """
 
 import errno
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
@@ -26,6 +27,7 @@ from kroute.firewall.nftables.tables import ANONYMOUS, UNSUPPORTED, are_same
 from kroute.firewall.protocol import AllowedPeers
 from kroute.kernel.clients import NftablesClient
 from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.nftables.expressions import packets_counted
 from kroute.kernel.nftables.objects import (
     AddChain,
     AddElements,
@@ -47,7 +49,7 @@ from kroute.kernel.nftables.objects import (
     TableState,
 )
 from kroute.model.addresses import Family, family_of
-from kroute.model.policy_plan import ANY, GroupChange, PodGroups, PolicyChange
+from kroute.model.policy_plan import ANY, GroupChange, GroupKey, PodGroups, PolicyChange
 from kroute.reconcile.cleanup_report import CleanupReport
 
 Elements = dict[NftSet, list[Element]]
@@ -109,6 +111,17 @@ class PolicyTables:
         self._pods = dict(pods)
         self._watch.found_right(since)
         return drift
+
+    def group_name(self, key: GroupKey) -> str:
+        return Group.of(key).chain
+
+    async def refused(self) -> Mapping[str, int]:
+        counts = Counter[str]()
+        for family in sorted(self._present):
+            state = await self._nftables.read(POLICY_TABLES[family])
+            for _handle, rule in state.rules if state is not None else ():
+                counts[rule.chain] += sum(filter(None, map(packets_counted, rule.expressions)))
+        return counts
 
     async def is_untouched(self) -> bool:
         return await self._watch.is_untouched()

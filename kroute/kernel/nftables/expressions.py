@@ -39,6 +39,7 @@ KNOWN_ATTRIBUTES = {
 """The highest attribute of each expression that kroute knows the meaning of."""
 
 _BE64 = struct.Struct("!Q")
+_COUNTER_BYTES, _COUNTER_PACKETS = 1, 2
 
 
 class Header(IntEnum):
@@ -219,7 +220,13 @@ def reject(refusal: Refusal, code: int = 0) -> bytes:
 
 def counter() -> bytes:
     """Count packets and bytes."""
-    return _expression("counter", attribute(1, _BE64.pack(0)), attribute(2, _BE64.pack(0)))
+    return _expression("counter", attribute(_COUNTER_BYTES, _BE64.pack(0)), attribute(_COUNTER_PACKETS, _BE64.pack(0)))
+
+
+def packets_counted(expression: bytes) -> int | None:
+    """How many packets a counter has counted; None for another expression."""
+    name, parts = parse_expression(expression)
+    return int.from_bytes(parts[_COUNTER_PACKETS], "big") if name == "counter" else None
 
 
 def is_as_wanted(found: bytes, wanted: bytes) -> bool:
