@@ -52,7 +52,9 @@ from kroute.watchers.node import NodeWatcher, read_node_interfaces
 
 if TYPE_CHECKING:
     from kroute.controllers.network_policy import Policies
+    from kroute.inspect.policies import Enforced
     from kroute.migration.take_over import TakeOver
+    from kroute.planning.policies.catalog import PolicyCatalog
     from kroute.watchers.kubernetes.watcher import FollowedCluster
 
 log = structlog.get_logger(__name__)
@@ -96,7 +98,8 @@ class Agent:
         self._gc_tuning = GcTuning()
         monitor = kernel.monitor(except_interface=settings.dummy_interface, routes=False)
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces, monitor=monitor)
-        policies = _policies(settings, self._recorder)
+        policy_catalog = _policy_catalog(settings)
+        policies = _policies(policy_catalog, self._recorder)
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel, policies)
         self._controllers.stage_gate.follow(self._changes.passed)
         self._traces = ProxyTraces(kernel, settings)
@@ -117,6 +120,7 @@ class Agent:
             statistics=self._statistics,
             ownership=self._ownership,
             faults=source.faults,
+            policies=_enforced(policy_catalog, self._controllers),
         )
         self._observation = Observation(parts, self._recorder)
         self._answers = {**self._observation.answers, NEWEST_QUESTION: self._measured}
@@ -266,14 +270,31 @@ class Agent:
         return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._changes.newest)))
 
 
-def _policies(settings: Settings, recorder: EventRecorder) -> "Policies | None":
+def _policy_catalog(settings: Settings) -> "PolicyCatalog | None":
     """What plans NetworkPolicies, if these are enforced."""
     if not settings.network_policies:
         return None
-    from kroute.controllers.network_policy import Policies  # noqa: PLC0415  few nodes have it
-    from kroute.planning.policies.catalog import PolicyCatalog  # noqa: PLC0415
+    from kroute.planning.policies.catalog import PolicyCatalog  # noqa: PLC0415  few nodes have it
 
-    return Policies(PolicyCatalog(settings.node_name), recorder.report_policy)
+    return PolicyCatalog(settings.node_name)
+
+
+def _policies(catalog: "PolicyCatalog | None", recorder: EventRecorder) -> "Policies | None":
+    """What the controller of NetworkPolicies needs, if these are planned."""
+    if catalog is None:
+        return None
+    from kroute.controllers.network_policy import Policies  # noqa: PLC0415  as above
+
+    return Policies(catalog, recorder.report_policy)
+
+
+def _enforced(catalog: "PolicyCatalog | None", controllers: NodeControllers) -> "Enforced | None":
+    """The NetworkPolicies for those who ask about them, if these are enforced."""
+    if catalog is None or controllers.network_policy is None:
+        return None
+    from kroute.inspect.policies import Enforced  # noqa: PLC0415  as above
+
+    return Enforced(catalog, controllers.network_policy.firewall)
 
 
 async def serve(

@@ -57,7 +57,7 @@ class NetworkPolicyController(Controller):
     def __init__(self, shared: Shared, policies: Policies, firewall: PolicyFirewall) -> None:
         super().__init__(shared)
         self._catalog, self._report = policies
-        self._firewall = firewall
+        self.firewall = firewall
         self._reported: Mapping[ObjectKey, tuple[Problem, ...]] = {}
 
     @staticmethod
@@ -75,7 +75,7 @@ class NetworkPolicyController(Controller):
 
     def companions(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the passes: a resync at once when another program changes it."""
-        return [*super().companions(), self.resync_when_told("following network policies", self._firewall.follow)]
+        return [*super().companions(), self.resync_when_told("following network policies", self.firewall.follow)]
 
     async def start(self) -> None:
         """Wait for the objects, too: until they are known, what an earlier run left is right."""
@@ -85,25 +85,25 @@ class NetworkPolicyController(Controller):
             await self.wake.wait()
 
     async def look(self) -> bool:
-        return not await self._firewall.is_untouched()
+        return not await self.firewall.is_untouched()
 
     async def read(self) -> Iterable[str]:
         """Compare the firewall with the whole plan, and write what differs.
 
         Nothing is read when the kernel says that all is as it was.
         """
-        if self.is_applied_state_known and await self._firewall.is_untouched():
+        if self.is_applied_state_known and await self.firewall.is_untouched():
             return []
         while self._catalog.has_marked:
             await self._plan()  # the comparison is with all that is planned
-        drift = await self._firewall.restore(self._catalog.groups(), self._catalog.pods)
+        drift = await self.firewall.restore(self._catalog.groups(), self._catalog.pods)
         self.status.wrote(len(drift))
         return drift
 
     async def write(self) -> None:
         while self._catalog.has_marked:
             if (change := await self._plan()) is not None:
-                await self._firewall.write(change)
+                await self.firewall.write(change)
                 self.status.wrote(len(change.pods) + len(change.gone) + sum(map(_elements, change.groups.values())))
 
     async def _plan(self) -> PolicyChange | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,12 +17,16 @@ from kroute.settings import Settings
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.statistics import Statistics
 
+if TYPE_CHECKING:
+    from kroute.inspect.policies import Enforced
+
 
 class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
     """The parts.
 
     `firewall` is the backend that was chosen. `changes` follows changes, `statistics` gives the current counts, and
-    `faults` says what of the source cannot be read. `open_ipvs` opens the kernel's table.
+    `faults` says what of the source cannot be read. `open_ipvs` opens the kernel's table. `policies` is None unless
+    network policies are enforced.
     """
 
     settings: Settings
@@ -32,5 +37,6 @@ class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
     changes: ChangeObserver
     statistics: Callable[[], Statistics]
     ownership: Ownership
+    policies: "Enforced | None" = None
     faults: Callable[[], list[str]] = list
     open_ipvs: Callable[[], AbstractAsyncContextManager[IpvsReader]] = Ipvs
