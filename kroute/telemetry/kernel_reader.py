@@ -1,4 +1,4 @@
-"""Read the figures of all planned Services on request, and keep what was read for a time.
+"""Read the figures of all planned Services, and of network policies, on request, and keep what was read for a time.
 
 A scan of the kernel costs up to a second of processor time for 100,000 real servers. So what was read is kept for a
 multiple of the time that the scan took. A caller learns how long to wait before the next request.
@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from kroute.inspect.figures import Figures, Rates, Reading, read_figures
+from kroute.inspect.policies import Enforced, PolicyFigures, figures_of
 from kroute.kernel.clients import IpvsReader
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.objects import Traffic
@@ -99,6 +100,26 @@ def summarized(reading: Reading, limit: int) -> KernelSummary:
     served = [(key, figures) for key, figures in reading.services.items() if figures.virtual_servers]
     busiest = nlargest(limit, served, key=lambda each: (each[1].traffic.connections, each[1].active + each[1].inactive))
     return KernelSummary(reading.total, sorted(busiest, key=lambda each: each[0]), len(served) - len(busiest))
+
+
+class PolicyReader:
+    """Reads what network policies have refused. `limit` is how many series of it there are."""
+
+    def __init__(self, enforced: Enforced, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._enforced = enforced
+        self._limit = limit
+        self._clock = clock
+        self._figures: PolicyFigures | None = None
+        self._good_until = 0.0
+
+    async def figures(self) -> PolicyFigures:
+        """The figures of the last reading, or of a new one if that is too old. Raises KernelError."""
+        started = self._clock()
+        if self._figures is None or started >= self._good_until:
+            self._figures = await figures_of(self._enforced, self._limit)
+            read = self._clock()
+            self._good_until = read + COST_SHARE * (read - started)
+        return self._figures
 
 
 _NOTHING = Reading({}, Figures())

@@ -18,13 +18,14 @@ import structlog
 
 from kroute.http.messages import Request, Response, text
 from kroute.inspect.agent_socket import Answer
+from kroute.inspect.policies import PolicyFigures
 from kroute.inspect.status import WITH_DIGEST
 from kroute.kernel.errors import KernelError
 from kroute.telemetry import zpages
 from kroute.telemetry.agent_parts import AgentParts
 from kroute.telemetry.agent_status import AgentStatus
 from kroute.telemetry.health import Health, probe_response
-from kroute.telemetry.kernel_reader import KernelSummary
+from kroute.telemetry.kernel_reader import KernelSummary, PolicyReader
 from kroute.telemetry.metrics import exposition, kube_proxy, services, work
 from kroute.telemetry.metrics.scrape import Row, Scrape, survey
 from kroute.telemetry.shared_answers import BusyError, SharedAnswers
@@ -67,6 +68,8 @@ class MetricsPort:
         self._health = health
         self._kernel = status.kernel
         self._answers = answers
+        limit = parts.settings.metrics_services
+        self._policies = PolicyReader(parts.policies, limit) if parts.policies is not None else None
         self.page = StatusPage(parts, health, status)
         self._shared: Mapping[str, SharedAnswers[Any, bytes | None]] = {
             "/metrics": SharedAnswers(self._text_of_metrics),
@@ -124,6 +127,7 @@ class MetricsPort:
             plans=await survey(parts.broadcaster.plans, parts.settings.metrics_services),
             kernel=await self._read_kernel(),
             sets=parts.controllers.set_fills(),
+            policies=await self._read_policies(),
         )
 
     async def _read_kernel(self) -> KernelSummary | None:
@@ -131,6 +135,15 @@ class MetricsPort:
             return await self._kernel.summary()
         except KernelError as error:
             log.warning("metrics.incomplete", error=str(error), consequence="this scrape says nothing of the kernel")
+            return None
+
+    async def _read_policies(self) -> PolicyFigures | None:
+        if self._policies is None:
+            return None
+        try:
+            return await self._policies.figures()
+        except KernelError as error:
+            log.warning("metrics.incomplete", error=str(error), consequence="this scrape says nothing of policies")
             return None
 
     async def _content(self, question: Question) -> bytes:

@@ -8,6 +8,7 @@ from kroute.base.histogram import Histogram
 from kroute.checks.ownership import Ownership
 from kroute.firewall.backend import Choice
 from kroute.firewall.sets import SetFill
+from kroute.inspect.policies import Enforced
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey, VirtualServerState
 from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
@@ -96,7 +97,7 @@ async def _no_traces() -> frozenset[str]:
 class Observed:
     """An Observation and its sources. `problems` and `created` hold what it reports about the node."""
 
-    def __init__(self, **changes: object) -> None:
+    def __init__(self, policies: Enforced | None = None, **changes: object) -> None:
         self.health_port, self.metrics_port, self.own_port = free_ports(3)
         chosen = {
             "healthz_bind_address": ListenAddress(LOCALHOST, self.health_port),
@@ -138,6 +139,7 @@ class Observed:
             ownership=self.ownership,
             faults=lambda: self.faults,
             open_ipvs=lambda: self.kernel,
+            policies=policies,
         )
         self.observation = Observation(self.parts, self.recorder)
 

@@ -6,6 +6,7 @@ from itertools import product
 from typing import NamedTuple
 
 from kroute.firewall.sets import SetFill
+from kroute.inspect.policies import PolicyFigures
 from kroute.model.addresses import family_of
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, NodePlan, Plan, ServicePlan
@@ -34,7 +35,10 @@ class PlanSurvey(NamedTuple):
 
 
 class Scrape(NamedTuple):
-    """The values at the moment of a scrape. `kernel` is None if the kernel cannot be read. `sets`: the firewall's."""
+    """The values at the moment of a scrape. `kernel` is None if the kernel cannot be read. `sets`: the firewall's.
+
+    `policies` is None if no network policies are enforced, or the kernel cannot be read.
+    """
 
     parts: AgentParts
     health: Health
@@ -42,6 +46,7 @@ class Scrape(NamedTuple):
     plans: PlanSurvey
     kernel: KernelSummary | None
     sets: Sequence[SetFill]
+    policies: PolicyFigures | None
 
 
 class Series(NamedTuple):

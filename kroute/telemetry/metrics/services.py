@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from kroute import __version__
 from kroute.inspect.figures import Figures
+from kroute.inspect.policies import PolicyFigures
 from kroute.telemetry.health import HealthEndpoint
 from kroute.telemetry.metrics.exposition import Samples
 from kroute.telemetry.metrics.scrape import Row, Scrape, Series, by, counter, fields_of, gauge, one
@@ -42,6 +43,10 @@ def _problems(now: Scrape) -> Samples:
     for key, reasons in now.plans.troubled.items():
         for reason, count in reasons.items():
             yield (key.namespace, key.name, reason), count
+
+
+def _of_policies(value: Callable[[PolicyFigures], int]) -> Series:
+    return Series((), lambda now: [((), value(now.policies))] if now.policies else [])
 
 
 def _build(_now: Scrape) -> Samples:
@@ -103,6 +108,14 @@ ROWS: tuple[Row, ...] = (
                                          "out": lambda figures: figures.traffic.bytes_out})),
     gauge("kroute_services_without_series", "Services beyond --metrics-services, which are only in the sums.",
           Series((), lambda now: [((), now.kernel.omitted)] if now.kernel else [])),
+    gauge("kroute_policy_isolated_pods", "Pods of this node that network policies isolate.",
+          _of_policies(lambda figures: figures.isolated_pods)),
+    gauge("kroute_policies_with_problems", "Network policies of which a part allows nothing, or does not count.",
+          _of_policies(lambda figures: figures.policies_with_problems)),
+    counter("kroute_policy_refused_packets_total",
+            "Packets that isolated pods were not allowed to get or send, by the policies that isolate them; at most "
+            "--metrics-services series, of those with most.",
+            Series(("direction", "namespace", "policies"), lambda now: now.policies.refused if now.policies else ())),
     gauge("kroute_kernel_readable", "Whether the kernel's IPVS table could be read for this scrape.",
           one(lambda now: now.kernel is not None)),
 )

@@ -1,16 +1,21 @@
 """The kernel's counters are summed, listed for a limited number of Services, and read no more often than they cost."""
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 
 from kroute.inspect.figures import Figures, read_figures
+from kroute.inspect.policies import Enforced
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
-from kroute.telemetry.kernel_reader import COST_SHARE, SHORTEST, KernelReader, KernelSummary, summarized
+from kroute.model.policy_plan import GroupKey
+from kroute.telemetry.kernel_reader import COST_SHARE, SHORTEST, KernelReader, KernelSummary, PolicyReader, summarized
+from tests.unit.fake_node import Clock
 from tests.unit.observed import Kernel
+from tests.unit.planning.policies.cluster import Cluster, ingress, pod
 
 
 def key(name: str, address: str = "10.96.0.1") -> VirtualServerKey:
@@ -119,3 +124,28 @@ async def test_the_figures_of_every_service_and_a_summary_are_of_one_scan() -> N
     reading = await reader.figures()
     assert (await reader.summary()).total is reading.total
     assert kernel.readings == 1
+
+
+class SlowRefusals:
+    """Stands in for PolicyTables: what was refused grows, and to read it takes 0.1 s."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.packets = 0
+
+    def group_name(self, _key: GroupKey) -> str:
+        return "ingress-1"
+
+    async def refused(self) -> Mapping[str, int]:
+        self.clock.now += 0.1
+        self.packets += 1
+        return {"ingress-1": self.packets}
+
+
+async def test_what_policies_refused_is_read_no_more_often_than_it_costs() -> None:
+    clock = Clock()
+    catalog = Cluster(pod("web", "10.0.0.1"), ingress(name="clients")).catalog
+    reader = PolicyReader(Enforced(catalog, SlowRefusals(clock)), 10, clock)
+    for pause, packets in ((0.0, 1), (COST_SHARE * 0.1 - 0.01, 1), (0.02, 2)):
+        clock.now += pause
+        assert (await reader.figures()).refused == [(("Ingress", "shop", "clients"), packets)]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kroute.checks.running_proxies import Sign
 from kroute.firewall.sets import SetFill
+from kroute.inspect.policies import Enforced
+from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.addresses import Family
 from kroute.model.objects import Applied, Listed, ObjectKey, Service
@@ -24,10 +27,14 @@ from kroute.model.plan import (
     VirtualServer,
     VirtualServerKey,
 )
+from kroute.model.policy_plan import GroupKey
+from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.telemetry.metrics import exposition
 from kroute.telemetry.metrics_port import ROWS
 from tests.builders import facts, service
 from tests.unit.observed import Observed
+from tests.unit.planning.policies import cluster
+from tests.unit.planning.policies.cluster import Cluster, Object
 
 ROOT = Path(__file__).parents[4]
 KEY = VirtualServerKey(Protocol.TCP, "10.96.0.1", 80)
@@ -38,11 +45,37 @@ WEB = ServicePlan(
     problems=(Problem("InvalidAnnotation", "annotation x=y", "y is not allowed"),),
     no_local_inside=(Family.IPV6,),
 )
+PODS = (("web", "10.0.0.1", 80), ("old", "10.0.0.3", 8080))
 FAMILIES = (("IPv4",), ("IPv6",))
 HOST = "192.0.2.1:6443"
 SAID_OF_EVERY_AGENT = {metric.name: metric for metric, _ in ROWS}
 
 Series = dict[tuple[str, ...], float]
+
+
+class Refusals:
+    """Stands in for PolicyTables: each group has refused three packets. Held against it in
+    tests/scenarios/test_network_policies.py.
+    """
+
+    def __init__(self, catalog: PolicyCatalog) -> None:
+        self.is_readable = True
+        self.catalog = catalog
+
+    def group_name(self, key: GroupKey) -> str:
+        return str(key)
+
+    async def refused(self) -> Mapping[str, int]:
+        if not self.is_readable:
+            raise KernelError("the table changes faster than it can be read")
+        return {self.group_name(key): 3 for key, _ in self.catalog.isolated()}
+
+
+def policies(*items: Object) -> Enforced:
+    """Those of a node with the pods `web` and `old`, whose ports of one name have other numbers."""
+    pods = [cluster.pod(name, address, ports=[cluster.port("http", number)]) for name, address, number in PODS]
+    catalog = Cluster(cluster.namespace("shop"), *pods, *items).catalog
+    return Enforced(catalog, Refusals(catalog))
 
 
 async def scraped(agent: Observed) -> dict[str, Series]:
@@ -59,7 +92,7 @@ async def scraped(agent: Observed) -> dict[str, Series]:
 
 @pytest.fixture
 async def agent() -> Observed:
-    observed = Observed()
+    observed = Observed(policies(cluster.ingress(ports=[{"port": "http"}], name="clients")))
     observed.broadcaster.publish([NodePlan(facts()), WEB])
     reals = {("10.1.0.1", 8080): RealServerState(1, 3, 4), ("10.1.0.2", 8080): RealServerState(0, 1, 0)}
     observed.kernel.table[KEY] = VirtualServerState(VirtualServerOptions(), reals)
@@ -95,6 +128,25 @@ async def test_what_is_served_and_what_passes_through_it(agent: Observed) -> Non
     assert found["kroute_service_bytes_total"] == {("in", "default", "web"): 5000, ("out", "default", "web"): 70000}
     assert found["kroute_service_problems"] == {("default", "InvalidAnnotation", "web"): 1}
     assert found["kroute_problems"] == {("InvalidAnnotation",): 1}
+
+
+async def test_what_network_policies_refuse(agent: Observed) -> None:
+    """The two groups of one policy are one series."""
+    found = await scraped(agent)
+    assert found["kroute_policy_isolated_pods"] == {(): 2}
+    assert found["kroute_policies_with_problems"] == {(): 0}
+    assert found["kroute_policy_refused_packets_total"] == {("Ingress", "shop", "clients"): 6}
+
+
+async def test_series_of_policies_are_bounded_and_absent_where_none_are_enforced_or_the_kernel_is_silent() -> None:
+    denying = [cluster.egress(name="out"), cluster.policy("in"), cluster.policy("odd", policyTypes=["Sideways"])]
+    found = await scraped(Observed(policies(*denying), metrics_services=1))
+    assert found["kroute_policies_with_problems"] == {(): 1}
+    assert len(found["kroute_policy_refused_packets_total"]) == 1
+    enforced = policies(*denying)
+    enforced.firewall.is_readable = False  # type: ignore[attr-defined]
+    for agent in (Observed(), Observed(enforced)):
+        assert not [name for name in await scraped(agent) if name.startswith("kroute_polic")]
 
 
 async def test_how_full_the_sets_are(agent: Observed) -> None:
