@@ -1,16 +1,21 @@
 """`kroute explain`: why a packet to an address and port goes where it goes."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import assert_never
 
 import click
 
 from kroute.base.wording import host_port
 from kroute.cli.parameters.arguments import (
+    TARGET,
     AddressPorts,
+    PodPort,
     ServicePorts,
     Target,
     complete_service,
+    parse_client,
     parse_target,
 )
 from kroute.cli.parameters.options import Parsed
@@ -18,22 +23,33 @@ from kroute.cli.parameters.run_options import settings_in_force
 from kroute.cli.parameters.settings_command import FlagsCommand
 from kroute.cli.show.table import ask_or_read, endpoint_text
 from kroute.cli.terminal.formats import output_option, show
-from kroute.cli.terminal.output import DIFFERENT, DONE, NO_AGENT, NOT_SERVED, UNKNOWN, complain, refusing
+from kroute.cli.terminal.output import (
+    DIFFERENT,
+    DONE,
+    NO_AGENT,
+    NOT_SERVED,
+    UNKNOWN,
+    CommandRefusedError,
+    complain,
+    refusing,
+)
 from kroute.cli.terminal.screen import Screen
-from kroute.inspect import agent_socket, planned_state
-from kroute.inspect.explain import Client, Explanation, ExplanationList, Fate
+from kroute.inspect import agent_socket, planned_state, policies
+from kroute.inspect.explain import Client, Explanation, ExplanationList, Fate, Verdict, judged
 from kroute.inspect.explain import explain as explain_packet
 from kroute.inspect.planned_state import PlannedState
 from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs.objects import RealServerKey
+from kroute.model.addresses import Family, family_of
 from kroute.model.node_facts import node_facts
+from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.endpoint_reasons import FrontendView
+from kroute.planning.policies.verdicts import Judgement, Ruling
 from kroute.settings import Settings
-from kroute.settings.text import parse_address
 from kroute.watchers.node import read_node_interfaces
 
 _COLOURS = {Fate.SERVED: "green", Fate.REFUSED: "red", Fate.DROPPED: "red"}
-TARGET = "ADDRESS[:PORT] | SERVICE[:PORT]"
 
 
 @click.command(cls=FlagsCommand)
@@ -41,21 +57,23 @@ TARGET = "ADDRESS[:PORT] | SERVICE[:PORT]"
 @click.option(
     "--from",
     "client",
-    type=Parsed("ADDRESS", parse_address),
+    type=Parsed("ADDRESS | POD", parse_client),
     default=None,
-    help="The packet's source: an address of this node, a pod's, or any other.  [default: one of each kind]",
+    help="The packet's source: an address of this node, a pod's, any other, or a pod.  [default: one of each kind]",
 )
 @output_option
 @settings_in_force
-def explain(settings: Settings, *, target: Target, client: str | None, output: str) -> int:
-    """Say why a packet to ADDRESS:PORT, or to a Service, goes where it goes.
+def explain(settings: Settings, *, target: Target, client: str | ObjectKey | None, output: str) -> int:
+    """Say why a packet to ADDRESS:PORT, to a Service or to a pod goes where it goes.
 
     A Service is written NAMESPACE/NAME or NAME.NAMESPACE, and its PORT is a name or a number: default/web,
     web.default:http. IPv6 addresses with a port are written in brackets: [fd00::1]:80. A protocol other than TCP goes
-    at the end: 10.96.0.10:53/UDP. Without a port, all ports of the address or Service are explained.
+    at the end: 10.96.0.10:53/UDP. Without a port, all ports of the address or Service are explained. A pod is written
+    pod/NAMESPACE/NAME, which the agent knows if it enforces network policies; then it says what they allow, too.
 
-    Exits with 0 if every client that was examined is served, with 3 if one is refused or dropped, with 4 if no Service
-    has the address and port, with 5 if the kernel differs from the plan, and with 1 if that cannot be found out.
+    Exits with 0 if every client that was examined is served or let through to a pod, with 3 if one is refused or
+    dropped, with 4 if no Service or pod has the address and port, with 5 if the kernel differs from the plan, and with
+    1 if that cannot be found out.
     """
     with refusing(KernelError):
         found = asyncio.run(_explain(settings, target, client))
@@ -77,17 +95,58 @@ def _exit_code(found: Explanation) -> int:
         return DIFFERENT
     if not found.is_known:
         return UNKNOWN
-    return DONE if all(verdict.fate is Fate.SERVED for verdict in found.verdicts) else NOT_SERVED
+    return DONE if all(verdict.is_let_through for verdict in found.verdicts) else NOT_SERVED
 
 
-async def _explain(settings: Settings, target: Target, client: str | None) -> ExplanationList:
+async def _explain(settings: Settings, target: Target, client: str | ObjectKey | None) -> ExplanationList:
     facts = node_facts(settings, None, await read_node_interfaces(settings.dummy_interface))
-    if isinstance(target, VirtualServerKey):
-        keys = [target]
-    else:
-        keys = await (_keys_of(settings, target) if isinstance(target, ServicePorts) else _keys_at(settings, target))
-    found = [await explain_packet(settings, key, client, await _ask(settings, key), facts) for key in keys]
-    return ExplanationList(found)
+    clients = await _addresses(settings, client) if isinstance(client, ObjectKey) else dict.fromkeys(Family, client)
+    explained = []
+    for key in [key for key in await _keys(settings, target) if family_of(key.address) in clients]:
+        source = clients[family_of(key.address)]
+        found = await explain_packet(settings, key, source, await _ask(settings, key), facts)
+        if settings.network_policies:
+            found = await judged(found, partial(_judge, settings, key.protocol))
+        explained.append(found)
+    return ExplanationList(explained)
+
+
+async def _keys(settings: Settings, target: Target) -> list[VirtualServerKey]:
+    match target:
+        case VirtualServerKey():
+            return [target]
+        case PodPort(pod, port, protocol):
+            addresses = await _addresses(settings, pod)
+            return [VirtualServerKey(protocol, address, port) for address in addresses.values()]
+        case ServicePorts():
+            return await _keys_of(settings, target)
+        case AddressPorts():
+            return await _keys_at(settings, target)
+        case _:
+            assert_never(target)
+
+
+async def _addresses(settings: Settings, key: ObjectKey) -> dict[Family, str]:
+    """The addresses of a pod. Raises CommandRefusedError if no agent knows it."""
+    if not settings.network_policies:
+        sentence = "an agent knows pods only if it enforces network policies: write the pod's address"
+        raise CommandRefusedError(sentence, NO_AGENT)
+    hint = "only the agent knows pods: write the pod's address"
+    with refusing(agent_socket.AgentUnreachableError, code=NO_AGENT, hint=hint):
+        pod = await agent_socket.ask_for(settings.state_dir, f"{policies.POD} {key}", policies.decode_pod)
+    if pod is None:
+        why = "check the name; one on its node's network has the address of the node"
+        raise CommandRefusedError(f"the agent knows no pod {key} with an address of its own: {why}", UNKNOWN)
+    return {family_of(address): address for address in pod.addresses}
+
+
+async def _judge(settings: Settings, protocol: Protocol, source: str, ends: Sequence[RealServerKey]) -> list[Judgement]:
+    """What the agent says of network policies; nothing without an agent."""
+    question = policies.question_about(protocol, source, ends)
+    try:
+        return await agent_socket.ask_for(settings.state_dir, question, policies.decode_judgements)
+    except agent_socket.AgentUnreachableError:
+        return []
 
 
 async def _keys_at(settings: Settings, ports: AddressPorts) -> list[VirtualServerKey]:
@@ -123,6 +182,8 @@ def _called(target: Target) -> str:
             return f"{port}Service {target.service}"
         case AddressPorts():
             return f"{target.address}/{target.protocol.name}" if target.protocol else target.address
+        case PodPort():
+            return f"port {target.port} of pod {target.pod} from that client"
     return str(target)
 
 
@@ -171,6 +232,35 @@ def _print_verdicts(found: Explanation, screen: Screen) -> None:
         screen.marked(f"{name:<{width}}{fate}: {verdict.why}", fate, _COLOURS.get(verdict.fate), hang=width)
         if verdict.masquerade:
             screen.line(f"{'':<{width}}{verdict.masquerade}", hang=width)
+        for text, colour in _rulings(verdict):
+            screen.line(f"    {text}", hang=6, fg=colour)
+
+
+def _rulings(verdict: Verdict) -> Iterator[tuple[str, str | None]]:
+    """What network policies say of a client, a sentence each with its colour."""
+    said: dict[tuple[str, str | None], list[str]] = {}
+    for judgement in verdict.judgements:
+        for ruling in judgement.rulings:
+            sentence = f"{ruling.direction.lower()} of {ruling.pod}: {_ruling(ruling)}"
+            where = said.setdefault((sentence, "red" if ruling.is_refused else None), [])
+            where.append(host_port(judgement.destination, judgement.port))
+    for (sentence, colour), where in said.items():
+        is_of_all = len(where) == len(verdict.judgements) and not verdict.unjudged
+        yield sentence if is_of_all else f"{sentence} (to {', '.join(where)})", colour
+    if verdict.unjudged:
+        yield f"and {verdict.unjudged} more real servers, which policies were not asked about", None
+
+
+def _ruling(ruling: Ruling) -> str:
+    if not ruling.is_here:
+        return f"{ruling.node or 'its node'} decides; ask there"
+    if ruling.exempt:
+        return f"allowed, since {ruling.exempt}"
+    if ruling.allowed_by:
+        return f"allowed by {', '.join(ruling.allowed_by)}"
+    if ruling.isolated_by:
+        return f"refused; isolated by {', '.join(ruling.isolated_by)}, and no rule allows it"
+    return "allowed, no policy isolates it"
 
 
 def _client(client: Client) -> str:

@@ -45,7 +45,7 @@ COMMANDS = {
     "director": Entry(
         "Own the external IPs on a machine outside the cluster, and route them directly to its nodes, until SIGTERM."
     ),
-    "explain": Entry("Say why a packet to ADDRESS:PORT, or to a Service, goes where it goes."),
+    "explain": Entry("Say why a packet to ADDRESS:PORT, to a Service or to a pod goes where it goes."),
     "help": Entry("Show the help of kroute, or of COMMAND, as `kroute COMMAND --help` does.", "manual", "show_help"),
     "man": Entry("Write the man pages of kroute and of each command into DIRECTORY.", "manual"),
     "migrate": Entry(

@@ -152,6 +152,9 @@ def print_status(found: Status, screen: Screen) -> None:
         lines["resync"] = f"last at {found.last_resync}, last look {found.last_look}" if found.last_look else "none yet"
     if found.firewall:
         lines["firewall"] = found.firewall
+    if found.policies is not None:
+        troubled = f"; {found.policies.with_problems} policies have problems" if found.policies.with_problems else ""
+        lines["policies"] = f"{found.policies.isolated_pods} pods are isolated{troubled}"
     if (source := found.source) is not None:
         objects = ", ".join(f"{count} {kind}" for kind, count in source.objects.items())
         name = "API server" if source.kind == "api" else source.kind

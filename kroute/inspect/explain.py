@@ -1,10 +1,10 @@
 """Explain what happens to a packet: the plan for its address and port, the kernel's state, and what follows from both.
 
 A verdict is what happens to a client's first packet on this node, in the order of docs/firewall-rules.md. It follows
-from kroute's rules and from the kernel's state.
+from kroute's rules and from the kernel's state; what network policies say of it (`judged`), from the agent's plan.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import StrEnum
 from ipaddress import ip_network
 from typing import ClassVar
@@ -27,7 +27,9 @@ from kroute.model.addresses import Family, family_of
 from kroute.model.document import Document, View
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Protocol, SetEntry, VirtualServerKey
+from kroute.model.policy_plan import Direction
 from kroute.planning.endpoint_reasons import FrontendView
+from kroute.planning.policies.verdicts import Judgement
 from kroute.reconcile.comparison import set_entries, source_routes, vips, virtual_servers
 from kroute.settings import Settings
 
@@ -93,12 +95,24 @@ class Client(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Verdict(msgspec.Struct, frozen=True, rename="camel"):
-    """The outcome of a client's new connection, and why. `masquerade` says which source the real servers see."""
+    """The outcome of a client's new connection, and why. `masquerade` says which source the real servers see.
+
+    `judgements` are those of network policies, one for each real server that the connection may go to, or for its
+    destination if no virtual server takes it. `unjudged` is how many more real servers there are.
+    """
 
     client: Client
     fate: Fate
     why: str
     masquerade: str
+    judgements: list[Judgement] = []
+    unjudged: int = 0
+
+    @property
+    def is_let_through(self) -> bool:
+        """Whether a Service serves the client, or policies let it through to or from a pod."""
+        is_known = any(judgement.rulings for judgement in self.judgements)
+        return self.fate is Fate.SERVED or (self.fate is Fate.PASSED_ON and is_known)
 
 
 class RouteView(View):
@@ -143,7 +157,8 @@ class Explanation(View):
     @property
     def is_known(self) -> bool:
         """Whether kroute has anything to do with the address, or with the address and port."""
-        return bool(self.service or self.real_servers or self.is_bound or self.scheduler or self.is_steered)
+        is_served = self.service or self.real_servers or self.is_bound or self.scheduler or self.is_steered
+        return bool(is_served) or any(one.rulings for verdict in self.verdicts for one in verdict.judgements)
 
 
 class ExplanationList(Document):
@@ -201,6 +216,39 @@ async def explain(
         is_steered=applied.is_steered,
         scheduler_reason=view.scheduler_reason if view is not None and view.scheduler == scheduler else "",
     )
+
+
+Judge = Callable[[str, Sequence[RealServerKey]], Awaitable[list[Judgement]]]
+"""Asks what network policies say of connections from an address to these; some of them may be left out."""
+
+
+async def judged(found: Explanation, judge: Judge) -> Explanation:
+    """The explanation with what network policies say of each client, whose packets they may drop."""
+    serving = [(real.address, real.port) for real in found.real_servers if real.weight]
+    ends = {Fate.SERVED: serving, Fate.HOST: [found.key[1:]], Fate.PASSED_ON: [found.key[1:]]}
+    verdicts = []
+    for verdict in found.verdicts:
+        asked = ends.get(verdict.fate, [])
+        judgements = await judge(verdict.client.address, asked) if asked else []
+        verdicts.append(_under_policies(verdict, judgements, len(asked)))
+    return msgspec.structs.replace(found, verdicts=verdicts)
+
+
+def _under_policies(verdict: Verdict, judgements: list[Judgement], asked: int) -> Verdict:
+    """The verdict with the judgements of policies, of so many that were asked for."""
+    rulings = [ruling for one in judgements for ruling in one.rulings] if not verdict.client.interface else []
+    for ruling in rulings:
+        if ruling.direction is Direction.INGRESS and ruling.is_here:
+            ruling.exempt = "the node reaches its own pods"
+    refused, more = sum(one.is_refused for one in judgements), asked - len(judgements) if judgements else 0
+    verdict = msgspec.structs.replace(verdict, judgements=judgements, unjudged=more)
+    if not refused:
+        return verdict
+    is_whole = refused == asked
+    where = "" if is_whole else f" on the way to {refused} of {asked} real servers"
+    masquerade = "" if is_whole else verdict.masquerade
+    why = f"network policies drop it{where}"
+    return msgspec.structs.replace(verdict, fate=Fate.DROPPED, why=why, masquerade=masquerade)
 
 
 async def _clients(

@@ -17,6 +17,7 @@ from kroute.model.document import Document
 if TYPE_CHECKING:
     from kroute.firewall.sets import SetFill
     from kroute.inspect.figures import Figures
+    from kroute.model.objects import ObjectKey
     from kroute.model.plan import Plan, Problem, ServicePlan
     from kroute.reconcile.pass_status import ControllerStatistics
     from kroute.watchers.kubernetes.errors import Denial
@@ -113,8 +114,17 @@ class Source(msgspec.Struct, frozen=True, rename="camel"):
     server: str = ""
 
 
+class PolicyCounts(msgspec.Struct, frozen=True, rename="camel"):
+    """The pods of the node that network policies isolate, and the policies that have problems."""
+
+    isolated_pods: int
+    with_problems: int
+
+
 class Status(Document, kw_only=True):
     """The state of one node or director. Times are RFC 3339 in UTC, None if there is none.
+
+    `policies` is None unless network policies are enforced.
 
     `role` is `node`, or for a director `director`; then `election` is `active`, `standby` or `unknown`. `pending` is
     how many Services have changes that were read and are not in the kernel yet. `generation` grows with each plan of
@@ -137,6 +147,7 @@ class Status(Document, kw_only=True):
     last_resync: str | None = None
     last_look: str | None = None
     source: Source | None = None
+    policies: PolicyCounts | None = None
     shared: str = ""
     problems: list[StatusProblem] = msgspec.field(default_factory=list)
     problems_total: int = 0
@@ -256,6 +267,14 @@ def set_problems(fills: Iterable[SetFill]) -> Iterator[StatusProblem]:
         if fill.entries >= NEARLY_FULL * fill.limit:
             message = f"the set {fill.set} has {fill.entries} of at most {fill.limit} entries"
             yield warning("SetNearlyFull", message, "find the Services with most ports: `kroute show services`")
+
+
+def policy_problems(problems: Mapping[ObjectKey, Iterable[Problem]]) -> Iterator[StatusProblem]:
+    """What of network policies is not enforced as it is written."""
+    for policy in sorted(problems):
+        for problem in problems[policy]:
+            message = f"NetworkPolicy {policy}: {problem.message}"
+            yield warning(problem.reason, message, "correct the policy; `kroute show policies` says what is enforced")
 
 
 def eligibility_problems(reason: str | None) -> Iterator[StatusProblem]:

@@ -5,6 +5,7 @@ from kroute.inspect import shared_state
 from kroute.inspect.shared_state import SharedState
 from kroute.inspect.status import (
     WITH_DIGEST,
+    PolicyCounts,
     Source,
     State,
     Status,
@@ -12,6 +13,7 @@ from kroute.inspect.status import (
     kernel_problems,
     manifest_problems,
     plan_problems,
+    policy_problems,
     proxy_problems,
     rfc3339,
     served,
@@ -72,6 +74,7 @@ class AgentStatus:
             last_resync=rfc3339(min((each.last_resync for each in resynced), default=0)),
             last_look=rfc3339(min((each.last_look for each in resynced), default=0)),
             source=source,
+            policies=self._policies(),
             shared=await shared_state.digest(await self._shared.get(None)) if with_digest else "",
         )
         denials = [denial(kind, watch.denied_with) for kind, watch in counted.watches.items() if watch.denied_with]
@@ -87,6 +90,7 @@ class AgentStatus:
                 *eligibility_problems(parts.changes.ineligible),
                 *set_problems(parts.controllers.set_fills()),
                 *plan_problems(plans),
+                *(policy_problems(parts.policies.catalog.problems) if parts.policies is not None else ()),
             ],
         )
 
@@ -95,6 +99,11 @@ class AgentStatus:
         catalog, changes = self._parts.catalog, self._parts.changes
         read = (changes.pending(kind) for kind in (Service, EndpointSlice))
         return max(int(catalog.has_marked), counted.latency.waiting, *read, *(queue.depth for queue in counted.queues))
+
+    def _policies(self) -> PolicyCounts | None:
+        if (enforced := self._parts.policies) is None:
+            return None
+        return PolicyCounts(enforced.isolated_pods(), len(enforced.catalog.problems))
 
     def _source(self, counted: Statistics) -> Source:
         if self._parts.settings.manifests is not None:

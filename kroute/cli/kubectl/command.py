@@ -17,7 +17,7 @@ from kroute.cli.fleet.agents import NAMESPACE, AgentPod, FleetNode, ask_all_stat
 from kroute.cli.fleet.kubectl import Kubectl, KubectlError, Output
 from kroute.cli.fleet.survey import survey
 from kroute.cli.kubectl import printing
-from kroute.cli.parameters.arguments import complete_shown
+from kroute.cli.parameters.arguments import SHOWN, TARGET, complete_shown
 from kroute.cli.parameters.options import DURATION, FILTER, SORT_BY
 from kroute.cli.terminal import output
 from kroute.cli.terminal.formats import FOR_PROGRAMS, output_option, show
@@ -203,7 +203,7 @@ def version(*, client: bool, output: str, **options: Any) -> int:
 @click.argument(
     "what",
     nargs=-1,
-    metavar="[services | service NAMESPACE/NAME]",
+    metavar=SHOWN,
     shell_complete=partial(complete_shown, services=complete_target),
 )
 @output_option
@@ -214,7 +214,7 @@ def show_(what: tuple[str, ...], *, output: str, **options: Any) -> int:
 
 
 @plugin.command()
-@click.argument("target", metavar="ADDRESS[:PORT] | SERVICE[:PORT]", shell_complete=complete_target)
+@click.argument("target", metavar=TARGET, shell_complete=complete_target)
 @click.option("--from", "client", default=None, help="The packet's source, as with `kroute explain`.")
 @output_option
 @cluster_options

@@ -13,8 +13,14 @@ import click
 from kroute.inspect import agent_socket
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.model.policy_plan import LAST_PORT
 from kroute.settings import DEFAULTS
 from kroute.settings.text import parse_address
+
+TARGET = "ADDRESS[:PORT] | SERVICE[:PORT] | POD:PORT"
+"""What `kroute explain` takes (`parse_target`)."""
+SHOWN = "[services | service NAMESPACE/NAME | policies]"
+"""What `kroute show` takes."""
 
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
@@ -24,6 +30,8 @@ _HOW = (
     "without a port: all of them"
 )
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_POD = re.compile(r"pod/(?P<namespace>[^/:]+)/(?P<name>[^/:]+)(:(?P<port>\d{1,5})(/(?P<protocol>\w+))?)?")
+_CLIENT_POD = re.compile(r"(pod/)?(?P<namespace>[^/:]+)/(?P<name>[^/:]+)")
 _DNS_NAME = re.compile(r"(?P<name>[^.]+)\.(?P<namespace>[^.]*[a-z][^.]*)(\.svc(\..+)?)?")
 
 
@@ -46,16 +54,29 @@ class AddressPorts(NamedTuple):
     protocol: Protocol | None = None
 
 
-Target = VirtualServerKey | AddressPorts | ServicePorts
+class PodPort(NamedTuple):
+    """A port of a pod, at each of its addresses."""
+
+    pod: ObjectKey
+    port: int
+    protocol: Protocol
+
+
+Target = VirtualServerKey | AddressPorts | ServicePorts | PodPort
 
 
 def parse_target(text: str) -> Target:
-    """Read an address and port as `parse_frontend` does, an address alone, or a Service.
+    """Read an address and port as `parse_frontend` does, an address alone, a Service, or `pod/NAMESPACE/NAME:PORT`.
 
     An address may be followed by `/PROTOCOL`; IPv6 addresses may be in brackets. A Service is `NAMESPACE/NAME` or its
     DNS name `NAME.NAMESPACE[.svc[.DOMAIN]]`, each optionally followed by `:PORT` and `/PROTOCOL`. PORT is a name or a
     number.
     """
+    if pod := _POD.fullmatch(text):
+        if not 1 <= int(pod["port"] or 0) <= LAST_PORT:
+            raise ValueError(f"{text!r} is not a pod and port: write pod/NAMESPACE/NAME:PORT")
+        key = ObjectKey(pod["namespace"], pod["name"])
+        return PodPort(key, int(pod["port"]), _protocol(pod["protocol"] or "") or Protocol.TCP)
     before, slash, behind = text.partition("/")
     if (address := _address(before)) is not None:
         return AddressPorts(address, _protocol(behind))
@@ -85,7 +106,7 @@ def parse_frontend(text: str) -> VirtualServerKey:
     endpoint, _, protocol = text.partition("/")
     address, colon, port = endpoint.rpartition(":")
     is_bracketed = address.startswith("[") and address.endswith("]")
-    if not colon or not port.isdecimal() or not 1 <= int(port) <= 65535 or (":" in address) != is_bracketed:
+    if not colon or not port.isdecimal() or not 1 <= int(port) <= LAST_PORT or (":" in address) != is_bracketed:
         raise ValueError(f"{text!r} is not an address and port: {_HOW}")
     return VirtualServerKey(_protocol(protocol) or Protocol.TCP, parse_address(address.strip("[]")), int(port))
 
@@ -95,6 +116,13 @@ def _protocol(text: str) -> Protocol | None:
     if text and text.upper() not in Protocol.__members__:
         raise ValueError(f"{text!r} is not a protocol of Services: write {', '.join(Protocol.__members__)}")
     return Protocol[text.upper()] if text else None
+
+
+def parse_client(text: str) -> str | ObjectKey:
+    """Read an address, or a pod: `NAMESPACE/NAME`, which `pod/` may precede."""
+    if pod := _CLIENT_POD.fullmatch(text):
+        return ObjectKey(pod["namespace"], pod["name"])
+    return parse_address(text)
 
 
 def parse_service(text: str) -> ObjectKey:
@@ -118,4 +146,4 @@ def complete_shown(
     words = tuple(context.params.get("what") or ())
     if words == ("service",):
         return services(context, parameter, incomplete)
-    return [word for word in ("services", "service") if word.startswith(incomplete) and not words]
+    return [word for word in ("services", "service", "policies") if word.startswith(incomplete) and not words]

@@ -4,17 +4,15 @@ from pathlib import Path
 
 import click
 
-from kroute.cli.parameters.arguments import complete_shown, parse_service
+from kroute.cli.parameters.arguments import SHOWN, complete_shown, parse_service
 from kroute.cli.parameters.options import DURATION, FILTER, SORT_BY
 from kroute.cli.parameters.run_options import with_settings
 from kroute.cli.show import table
 from kroute.cli.terminal.formats import output_option
 
-WHAT = "[services | service NAMESPACE/NAME]"
-
 
 @click.command()
-@click.argument("what", nargs=-1, metavar=WHAT, shell_complete=complete_shown)
+@click.argument("what", nargs=-1, metavar=SHOWN, shell_complete=complete_shown)
 @click.option(
     "-w", "--watch", is_flag=True, help="Show rates and connections of each virtual server until interrupted."
 )
@@ -39,7 +37,9 @@ def show(
 ) -> int:
     """Show what is served: virtual servers with schedulers, real servers and connections; or Services, or one in full.
 
-    Exits with 4 if the Service does not exist, and with 6 if Services are requested and no agent answers.
+    `kroute show policies` shows the pods that network policies isolate, and what these have refused.
+
+    Exits with 4 if the Service does not exist, and with 6 if Services or policies are requested and no agent answers.
     """
     if watch:
         from kroute.cli.show import live  # noqa: PLC0415  it imports rich
@@ -51,8 +51,12 @@ def show(
         raise click.UsageError("--count and --sort-by go with -w")
     if not what or what == ("services",):
         return (table.main_services if what else table.main)(state_dir, output, only)
+    if what == ("policies",):
+        from kroute.cli.show import policies  # noqa: PLC0415  few nodes have some
+
+        return policies.main(state_dir, output, only)
     if len(what) != 2 or what[0] != "service":
-        raise click.UsageError(f"cannot show {' '.join(what)!r}: write kroute show {WHAT}")
+        raise click.UsageError(f"cannot show {' '.join(what)!r}: write kroute show {SHOWN}")
     try:
         key = parse_service(what[1])
     except ValueError as error:

@@ -18,9 +18,9 @@ EXIT_CODES: Mapping[int, str] = {
     FAILURE: "the node or the cluster refuses, something is wrong, or it could not be found out",
     USAGE: "the command line, a variable or the configuration file is wrong; nothing was done",
     NOT_SERVED: "a client that was examined is refused or dropped",
-    UNKNOWN: "no Service has this name, or this address and port",
+    UNKNOWN: "no Service or pod has this name, or this address and port",
     DIFFERENT: "there is something to change: the kernel differs from the plan",
-    NO_AGENT: "no agent answers",
+    NO_AGENT: "no agent answers, or it does not do what is asked about",
 }
 """The exit codes of all commands, with what each means."""
 

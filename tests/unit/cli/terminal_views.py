@@ -22,6 +22,7 @@ from kroute.cli.kubectl.top import Total, Totals, print_totals
 from kroute.cli.migrate import print_hand_over, print_leftovers, print_outcome
 from kroute.cli.plan import print_changes
 from kroute.cli.show.live import RateList, RateRow, print_rates
+from kroute.cli.show.policies import print_policies
 from kroute.cli.show.service import ConnectionView, EntryView, ServiceReport, VipView, print_report
 from kroute.cli.show.table import print_services, print_snapshot
 from kroute.cli.status import print_status
@@ -32,13 +33,16 @@ from kroute.firewall.sets import SetFill
 from kroute.inspect import figures
 from kroute.inspect.dry_run import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Client, Explanation, ExplanationList, Fate, RouteView, Verdict
+from kroute.inspect.policies import IsolatedPod, PolicyGroup, PolicyGroupList, PolicyProblem
 from kroute.inspect.snapshot import ProblemRow, RealServerRow, RealServerView, Snapshot, TrafficCounts, VirtualServerRow
-from kroute.inspect.status import Served, Severity, Source, State, Status, StatusProblem, with_problems
+from kroute.inspect.status import PolicyCounts, Served, Severity, Source, State, Status, StatusProblem, with_problems
 from kroute.migration.hand_over import HandOver
 from kroute.migration.leftovers import Leftovers, TableLeftovers
 from kroute.migration.take_over import Outcome
 from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.model.policy_plan import Direction
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView
+from kroute.planning.policies.verdicts import Judgement, Ruling
 from kroute.reconcile.comparison.virtual_servers import Condition
 from kroute.settings import Settings
 from tests.builders import service
@@ -88,6 +92,23 @@ FRONTEND = FrontendView(
         EndpointView("fd00::2", 8080, None, False, "terminating, and does not serve any more"),
     ],
 )
+DENY = ["shop/default-deny", "shop/only-what-the-monitoring-of-the-platform-needs"]
+JUDGEMENTS = [
+    Judgement(
+        *("2001:db8:1234:5678:9abc:def0:1234:5678", IPV6, 8080),
+        [
+            Ruling(Direction.EGRESS, "shop/client-7d4b9c", "node1", True, DENY[:1], ["shop/out egress[0]"]),
+            Ruling(Direction.INGRESS, LONG, "node1", True, DENY, []),
+        ],
+    ),
+    Judgement(
+        *("2001:db8:1234:5678:9abc:def0:1234:5678", "fd00::2", 8080),
+        [
+            Ruling(Direction.EGRESS, "shop/client-7d4b9c", "node1", True, DENY[:1], ["shop/out egress[0]"]),
+            Ruling(Direction.INGRESS, "shop/web-1", "worker-1.europe-west1.example.internal", False, [], []),
+        ],
+    ),
+]
 EXPLANATION = Explanation(
     *("TCP", IPV6, 80, "agent", "default/web", FRONTEND, True, RouteView(True, "kube-ipvs0", "fd00::1"), "wrr"),
     real_servers=[RealServerView(IPV6, 8080, 1, 1234567, 4)],
@@ -98,6 +119,14 @@ EXPLANATION = Explanation(
             Fate.DROPPED,
             "a load balancer's source ranges do not include the client, and its packets are dropped before the port",
             "",
+        ),
+        Verdict(
+            Client("2001:db8:1234:5678:9abc:def0:1234:5678", "2001:db8:1234:5678:9abc:def0:1234:5678", "cni0"),
+            Fate.DROPPED,
+            "network policies drop it on the way to 1 of 3 real servers",
+            "the client's address is kept",
+            JUDGEMENTS,
+            unjudged=1,
         ),
     ],
     differences=[f"real server [{IPV6}]:8080 has weight 7, should have 1"],
@@ -117,6 +146,26 @@ REPORT = ServiceReport(
     ["InvalidPort: port 0 is not served"],
     scheduler="rr",
     scheduler_reason="by annotation kroute.io/scheduler",
+)
+CHAINS = [f"{direction.lower()}-e0f224449363e5f3bb17fec4b853ccd2" for direction in Direction]
+POLICIES = PolicyGroupList(
+    [
+        PolicyGroup(
+            *(CHAINS[1], Direction.EGRESS, "shop", ["default-deny"], 1, 0),
+            [IsolatedPod("shop/web-7d4b9c", "10.244.1.11"), IsolatedPod("shop/web-7d4b9c", IPV6)],
+        ),
+        PolicyGroup(
+            *(CHAINS[0], Direction.INGRESS, "shop", ["default-deny", "only-what-the-monitoring-needs"], 25, 12345678),
+            [IsolatedPod("shop/web-7d4b9c", "10.244.1.11"), IsolatedPod(LONG, "10.244.1.12")],
+        ),
+    ],
+    isolated_pods=1234,
+    policies_with_problems=1,
+    problems=[
+        PolicyProblem(
+            "shop/odd", "InvalidNetworkPolicy", "policyTypes 'Sideways' is not known and left out. Allowed: ..."
+        )
+    ],
 )
 CHANGES = PlannedChanges(
     [
@@ -169,6 +218,7 @@ STATUS = with_problems(
             objects={"EndpointSlice": 23456, "Service": 12345, "Node": 1234},
             server="https://[2001:db8:1234:5678:9abc:def0:1234:5678]:6443",
         ),
+        policies=PolicyCounts(123, 1),
     ),
     [
         StatusProblem(Severity.WARNING, LONG, "InvalidAnnotation", f"it is wrong for {IPV6}", "correct the Service"),
@@ -211,6 +261,7 @@ VIEWS = {
     "show": Shown(SNAPSHOT, print_snapshot),
     "show services": Shown(figures.list_services(SNAPSHOT), print_services),
     "show service": Shown(REPORT, print_report),
+    "show policies": Shown(POLICIES, print_policies),
     "show -w": Shown(
         RateList([RateRow(LONG, "TCP", IPV6, 65535, 123, 1234567, 98765, 12345.6, 1234567.8, 123456789.0, 98765432.1)]),
         print_rates,

@@ -2,7 +2,14 @@
 
 import pytest
 
-from kroute.cli.parameters.arguments import ServicePorts, parse_frontend, parse_service, parse_target
+from kroute.cli.parameters.arguments import (
+    PodPort,
+    ServicePorts,
+    parse_client,
+    parse_frontend,
+    parse_service,
+    parse_target,
+)
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.settings.text import parse_address
@@ -56,6 +63,10 @@ WEB = ObjectKey("default", "web")
         ("web.default:53/udp", ServicePorts(WEB, "53", Protocol.UDP, by_name=True)),
         ("web.default.svc:80", ServicePorts(WEB, "80", by_name=True)),
         ("web.default.svc.cluster.local:http", ServicePorts(WEB, "http", by_name=True)),
+        ("pod/default/web:80", PodPort(WEB, 80, Protocol.TCP)),
+        ("pod/default/web:53/udp", PodPort(WEB, 53, Protocol.UDP)),
+        ("pod/web", ServicePorts(ObjectKey("pod", "web"))),
+        ("pod/web:53/udp", ServicePorts(ObjectKey("pod", "web"), "53", Protocol.UDP)),
     ],
 )
 def test_a_target_is_an_address_and_port_or_a_service(text: str, target: object) -> None:
@@ -69,3 +80,17 @@ def test_a_target_is_an_address_and_port_or_a_service(text: str, target: object)
 def test_what_is_no_target(text: str) -> None:
     with pytest.raises(ValueError, match="is not a"):
         parse_target(text)
+
+
+@pytest.mark.parametrize("text", ["pod/default/web", "pod/default/web:0", "pod/default/web:65536"])
+def test_a_pod_needs_a_port(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a pod and port"):
+        parse_target(text)
+
+
+def test_a_client_is_an_address_or_a_pod() -> None:
+    assert [parse_client(text) for text in ("default/web", "pod/default/web")] == [WEB, WEB]
+    assert [parse_client(text) for text in ("10.0.0.1", "FD00:0::1")] == ["10.0.0.1", "fd00::1"]
+    for text in ("pod/a/b/c", "web", "pod/default/web:80"):
+        with pytest.raises(ValueError, match="is not an IP address"):
+            parse_client(text)

@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from kroute.checks.running_proxies import Sign
+from kroute.firewall.nftables.policy_tables import PolicyTables
 from kroute.inspect import shared_state
+from kroute.inspect.policies import Enforced
 from kroute.inspect.shared_state import SharedState
-from kroute.inspect.status import MOST_PROBLEMS, Severity, State, Status, StatusProblem, with_problems
+from kroute.inspect.status import MOST_PROBLEMS, PolicyCounts, Severity, State, Status, StatusProblem, with_problems
 from kroute.kernel.ipvs.objects import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import Applied
 from kroute.model.plan import NodePlan, Problem
@@ -18,6 +20,7 @@ from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.watchers.kubernetes.requests import WatchStatistics
 from tests.builders import LISTED, endpoint, endpoint_slice, node, service
 from tests.unit.observed import Observed
+from tests.unit.planning.policies.cluster import Cluster, pod, policy
 from tests.virtual_time import virtual
 
 
@@ -125,6 +128,15 @@ async def test_a_manifest_that_cannot_be_read_is_a_problem(agent: Observed) -> N
     [problem] = (await status(agent)).problems
     assert (problem.severity, problem.reason) == ("WARNING", "ManifestFaulty")
     assert problem.message == "/manifests/a.yaml: an object without a kind"
+
+
+async def test_problems_of_network_policies_are_warnings_and_isolated_pods_are_counted(agent: Observed) -> None:
+    assert (await status(agent)).policies is None
+    made = Cluster(pod("web", "10.0.0.1", "fd00::1"), policy("odd", policyTypes=["Sideways"]))
+    found = await status(Observed(Enforced(made.catalog, PolicyTables(None))))
+    assert found.policies == PolicyCounts(isolated_pods=1, with_problems=1)
+    [problem] = [problem for problem in found.problems if problem.reason == "InvalidNetworkPolicy"]
+    assert (problem.severity, problem.message[:24]) == ("WARNING", "NetworkPolicy shop/odd: ")
 
 
 @virtual()
