@@ -281,13 +281,9 @@ def _differences(key: VirtualServerKey, planned: PlannedState, applied: AppliedS
     """
     desired = next((server for server in planned.virtual_servers if server.key == key), None)
     vip = next((vip for vip in planned.vips if vip.address == key.address), None)
-    entries = {entry for entry in planned.entries if _is_about(key, entry.element)}
-    present = {
-        SetEntry(name, element)
-        for name, elements in applied.sets.items()
-        for element in elements
-        if _is_about(key, element)
-    }
+    entries = {entry for entry in planned.entries if _is_about(key, entry)}
+    read = (SetEntry(name, element) for name, elements in applied.sets.items() for element in elements)
+    present = {entry for entry in read if _is_about(key, entry)}
     return [
         *vips.differences(vip, is_bound=key.address in applied.bound),
         *vips.delivery_differences(key.address, planned.direct_vips, is_steered=applied.is_steered),
@@ -297,8 +293,11 @@ def _differences(key: VirtualServerKey, planned: PlannedState, applied: AppliedS
     ]
 
 
-def _is_about(key: VirtualServerKey, element: Sequence[str | int]) -> bool:
-    return tuple(element[:3]) == (key.address, int(key.protocol), key.port) or tuple(element) == (key.address,)
+def _is_about(key: VirtualServerKey, entry: SetEntry) -> bool:
+    """Whether a packet to `key` may meet the entry, which is of no real server: those of HAIRPIN are."""
+    element = tuple(entry.element)
+    of_port = element[:3] == (key.address, int(key.protocol), key.port) and entry.set is not AddressSet.HAIRPIN
+    return of_port or element == (key.address,)
 
 
 async def read_applied_state(

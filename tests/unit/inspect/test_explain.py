@@ -158,6 +158,12 @@ async def test_every_difference_is_named(node: FakeNode) -> None:
     assert exit_code(ExplanationList([found])) == DIFFERENT
 
 
+async def test_that_a_service_sends_clients_to_a_pod_is_no_difference_of_the_pods_own_port(node: FakeNode) -> None:
+    node.kernel.sets["KROUTE-HAIRPIN"].elements.add(("10.244.1.1", 6, 8080, "10.244.1.1"))
+    found = await explained(VirtualServerKey(Protocol.TCP, "10.244.1.1", 8080))
+    assert (found.differences, {fate for fate, _ in fates(found).values()}) == ([], {Fate.PASSED_ON})
+
+
 async def test_a_weight_and_a_real_server_of_somebody_elses_differ(node: FakeNode) -> None:
     reals = node.kernel.virtual_servers[KEY].real_servers
     reals["10.244.1.1", 8080] = reals["10.244.1.1", 8080]._replace(weight=7)
