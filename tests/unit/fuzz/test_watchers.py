@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from kroute.director import lease
 from kroute.inspect.planned_state import read_key
-from kroute.model.kinds import WATCHED
+from kroute.model.kinds import POLICY_KINDS, WATCHED
 from kroute.model.objects import Applied
 from kroute.watchers import json_text
 from kroute.watchers.kubernetes.authentication import exec_plugin
@@ -35,12 +35,22 @@ from kroute.watchers.manifests import UnreadableError, read_manifest
 from tests.apiserver.encoding import encode
 from tests.unit.fuzz.objects import LEASE, NODE, SERVICE, SLICE
 from tests.unit.fuzz.strategies import damaged, fuzzed, hostile_json, spoilt
+from tests.unit.planning.policies.cluster import block, ingress, namespace, pod, pods_with, port
 from tests.unit.watchers import json_steps
 from tests.unit.watchers.kubernetes.test_reflector_failures import END
 from tests.unit.watching import Follower, Pauses, quick, running
 
-TEMPLATES = {"Service": SERVICE, "EndpointSlice": SLICE, "Node": NODE}
-KINDS = [pytest.param(kind, TEMPLATES[kind.name], id=kind.name) for kind in WATCHED]
+POLICY = ingress(pods_with(app="client"), block("10.0.0.0/8", "10.1.0.0/16"), ports=[{"port": "http", "endPort": 90}])
+POD = pod("web", "10.244.1.5", "fd00:244:1::5", ports=[port("http", 8080)], app="web")
+TEMPLATES = {
+    "Service": SERVICE,
+    "EndpointSlice": SLICE,
+    "Node": NODE,
+    "NetworkPolicy": POLICY,
+    "Pod": POD,
+    "Namespace": namespace("shop", team="a"),
+}
+KINDS = [pytest.param(kind, TEMPLATES[kind.name], id=kind.name) for kind in (*WATCHED, *POLICY_KINDS)]
 REFUSED = ApiError(422, "Invalid", "streaming lists are not offered")
 PAGE = b'{"kind":"List","metadata":{"resourceVersion":"5"},"items":[%b]}\n'
 LINE = b'{"type":"%b","object":%b}'
