@@ -330,7 +330,7 @@ async def test_pods_stay_isolated_without_an_agent_and_a_new_one_writes_nothing(
     assert (await eventually(partial(adopted, node1)))["writes"] == 0
     await hangs(world.visitor, web.ip)
     assert written(node1) == before
-    plan = await node1.kroute("plan")
+    plan = await node1.kroute("plan", *SETTINGS)
     assert await plan.wait() == 0, plan.log.read_text()
 
 
