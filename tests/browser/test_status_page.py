@@ -4,13 +4,17 @@ import asyncio
 
 import pytest
 
+from kroute.firewall.nftables.policy_tables import PolicyTables
+from kroute.inspect.policies import Enforced
 from kroute.kernel.ipvs.objects import Traffic
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
 from tests.browser.chromium import Browser
 from tests.browser.conftest import column, shows
 from tests.builders import NODE
+from tests.unit.load_balancer import ask_soon
 from tests.unit.observed import Observed
+from tests.unit.planning.policies.cluster import Cluster, pod, policy
 
 pytestmark = pytest.mark.browser
 
@@ -20,6 +24,10 @@ SERVICE, STATE, ADDRESS, REAL_SERVERS, CONNECTIONS, NEW, PACKETS, BYTES = range(
 FACTS = """
   return Object.fromEntries([...document.querySelectorAll('.server dl div')]
     .map((it) => [it.firstChild.textContent, it.lastChild.textContent]));
+"""
+ISOLATED = """
+  return [...document.querySelectorAll('#overview div')]
+    .find((it) => it.firstChild.textContent === 'Isolated pods').lastChild.textContent;
 """
 UNKNOWN = "\N{EN DASH}"
 
@@ -58,6 +66,16 @@ async def test_the_page_follows_services_connections_problems_and_health(shop: O
     requested = await page.requested()
     assert all(url.startswith(f"http://127.0.0.1:{shop.metrics_port}/") for url in requested)
     assert await page.complaints() == []
+
+
+async def test_an_agent_that_enforces_network_policies_counts_isolated_pods(page: Browser) -> None:
+    made = Cluster(pod("web", "10.0.0.1", "fd00::1"), pod("api", "10.0.0.2"), policy("deny"))
+    agent = Observed(Enforced(made.catalog, PolicyTables(None)))
+    async with agent.running():
+        await ask_soon(agent.metrics_port)
+        assert "Isolated pods" not in await page.text("#overview")
+        await page.open(f"http://127.0.0.1:{agent.metrics_port}/")
+        await shows(lambda: page.script(ISOLATED), "2")
 
 
 async def test_problems_of_one_reason_are_folded_into_one_that_stays_open(shop: Observed, page: Browser) -> None:

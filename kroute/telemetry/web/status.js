@@ -52,6 +52,7 @@ function showOverview({ status, rates }) {
     ["Changes pending", [count(status.pending), status.pending ? "warn" : ""]],
     ["Source", source ? `${source.kind === "api" ? "API server" : "manifests"}${source.connected ? "" : ", away"}` : "–"],
     ["Firewall", status.firewall],
+    ...(status.policies ? [["Isolated pods", count(status.policies.isolatedPods)]] : []),
     ["Last resync", status.lastResync ? clock(Date.parse(status.lastResync) / 1000) : "–"],
   ]);
   if (rates) loop.trend = [...loop.trend, rates.connections].slice(-POINTS);
