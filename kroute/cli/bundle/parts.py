@@ -23,7 +23,7 @@ from kroute.cli.plan import changes_of
 from kroute.controllers.ipvs.sysctls import SYSCTLS
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled_on
 from kroute.firewall.nftables.names import TABLES
-from kroute.inspect import agent_socket, shared_state, snapshot, status, support
+from kroute.inspect import agent_socket, policies, shared_state, snapshot, status, support
 from kroute.kernel.iptables.tools import VARIANTS, save
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.nftables.client import Nftables
@@ -66,6 +66,7 @@ def agent_parts(settings: Settings) -> list[Part]:
         Part("status.json", "what is served, what is wrong, what to do", partial(ask, f"{status.QUESTION} shared")),
         Part("checks.json", "what `kroute check` finds, with the traces of other proxies", check),
         Part("show.json", "virtual servers as planned, with the kernel's counts", partial(ask, snapshot.QUESTION)),
+        Part("policies.json", "the pods that network policies isolate", partial(ask, policies.GROUPS)),
         Part("recent.jsonl", "the newest events of the agent's log", partial(lines, support.RECENT)),
         Part("plans.jsonl", "the plan of each Service", partial(lines, support.PLANS)),
         Part("services.jsonl", "the Services as the agent has read them", partial(lines, support.OBJECTS)),
