@@ -11,6 +11,7 @@ import pytest
 
 from kroute.cli.explain import exit_code as explained_code
 from kroute.cli.explain import print_explanations
+from kroute.cli.show import policies as show_policies
 from kroute.cli.terminal.output import DONE, NO_AGENT, NOT_SERVED, UNKNOWN
 from kroute.cli.terminal.screen import Screen
 from kroute.firewall.nftables.policy_rules import Group
@@ -94,6 +95,22 @@ async def test_a_list_is_bounded_and_its_counts_are_of_all(monkeypatch: pytest.M
     assert (found.isolated_pods, found.policies_with_problems) == (2, 3)
     [denied] = [group for group in found.items if group.direction is Direction.INGRESS]
     assert (len(denied.policies), denied.policies_total >= len(deny)) == (MOST_NAMES, True)
+
+
+async def test_what_is_shown_is_chosen_by_pod_policy_or_address() -> None:
+    made = cluster(policy("deny"), OUT, ODD)
+    found = await policies.groups_of(Enforced(made.catalog, Refusals()))
+
+    def shown(text: str) -> tuple[list[tuple[str, str]], int]:
+        some = show_policies.narrowed(found, text)
+        return [(group.direction, it.address) for group in some.items for it in group.pods], len(some.problems)
+
+    everything = [("Egress", "10.0.0.1"), ("Egress", "fd00::1"), ("Ingress", "10.0.0.1")]
+    assert shown("") == ([*everything, ("Ingress", "10.0.0.2"), ("Ingress", "fd00::1")], 1)
+    assert shown("shop/out") == (everything[:2], 0)
+    assert shown("other") == ([("Ingress", "10.0.0.2")], 0)
+    assert shown("fd00") == ([("Egress", "fd00::1"), ("Ingress", "fd00::1")], 0)
+    assert shown("odd") == ([], 1)
 
 
 async def test_refused_packets_are_by_policies_and_bounded() -> None:

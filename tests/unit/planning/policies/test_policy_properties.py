@@ -177,7 +177,11 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(work=st.integers(1, 30))
     def plan_some(self, work: int) -> None:
-        """Plan a piece; more changes may come before the rest."""
+        """Plan a piece; more changes may come before the rest. Whoever asks meanwhile gets an answer."""
+        for key, addresses in self.cluster.catalog.isolated():
+            for address in addresses:
+                assert key in self.cluster.catalog.pods[address]
+                self.cluster.judged(OUTSIDE[0], address)
         if (change := self.cluster.catalog.plan_marked(work)) is not None:
             self.cluster.node.make(change)
 
