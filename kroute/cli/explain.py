@@ -95,7 +95,8 @@ def _exit_code(found: Explanation) -> int:
         return DIFFERENT
     if not found.is_known:
         return UNKNOWN
-    return DONE if all(verdict.is_let_through for verdict in found.verdicts) else NOT_SERVED
+    good = {Fate.SERVED, Fate.PASSED_ON} if found.has_rulings else {Fate.SERVED}
+    return DONE if all(verdict.fate in good for verdict in found.verdicts) else NOT_SERVED
 
 
 async def _explain(settings: Settings, target: Target, client: str | ObjectKey | None) -> ExplanationList:

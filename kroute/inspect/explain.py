@@ -35,6 +35,8 @@ from kroute.settings import Settings
 
 ELSEWHERE = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}
 """Documentation addresses (RFC 5737, RFC 3849), which belong to nobody."""
+SOME_POD, SOME_LOCAL_POD = "a pod", "a pod of this node"
+"""The names of clients that stand for pods whatever their labels are: no policy can be asked about them."""
 SOME_INTERFACE = "(any)"
 """A name that no interface has, for clients whose incoming interface is not known."""
 
@@ -108,12 +110,6 @@ class Verdict(msgspec.Struct, frozen=True, rename="camel"):
     judgements: list[Judgement] = []
     unjudged: int = 0
 
-    @property
-    def is_let_through(self) -> bool:
-        """Whether a Service serves the client, or policies let it through to or from a pod."""
-        is_known = any(judgement.rulings for judgement in self.judgements)
-        return self.fate is Fate.SERVED or (self.fate is Fate.PASSED_ON and is_known)
-
 
 class RouteView(View):
     """A route. `is_local`: it delivers to this node. `source`: the source address that the kernel chooses for it."""
@@ -158,7 +154,12 @@ class Explanation(View):
     def is_known(self) -> bool:
         """Whether kroute has anything to do with the address, or with the address and port."""
         is_served = self.service or self.real_servers or self.is_bound or self.scheduler or self.is_steered
-        return bool(is_served) or any(one.rulings for verdict in self.verdicts for one in verdict.judgements)
+        return bool(is_served) or self.has_rulings
+
+    @property
+    def has_rulings(self) -> bool:
+        """Whether some end is a pod that network policies were asked about."""
+        return any(judgement.rulings for verdict in self.verdicts for judgement in verdict.judgements)
 
 
 class ExplanationList(Document):
@@ -223,12 +224,15 @@ Judge = Callable[[str, Sequence[RealServerKey]], Awaitable[list[Judgement]]]
 
 
 async def judged(found: Explanation, judge: Judge) -> Explanation:
-    """The explanation with what network policies say of each client, whose packets they may drop."""
+    """The explanation with what network policies say of each client, whose packets they may drop.
+
+    They are not asked about a client that stands for any pod.
+    """
     serving = [(real.address, real.port) for real in found.real_servers if real.weight]
     ends = {Fate.SERVED: serving, Fate.HOST: [found.key[1:]], Fate.PASSED_ON: [found.key[1:]]}
     verdicts = []
     for verdict in found.verdicts:
-        asked = ends.get(verdict.fate, [])
+        asked = ends.get(verdict.fate, []) if verdict.client.name not in {SOME_POD, SOME_LOCAL_POD} else []
         judgements = await judge(verdict.client.address, asked) if asked else []
         verdicts.append(_under_policies(verdict, judgements, len(asked)))
     return msgspec.structs.replace(found, verdicts=verdicts)
@@ -267,10 +271,10 @@ async def _clients(
     pods = sorted(str(network[0]) for network in applied.sets.get(AddressSet.POD_NETWORK, ()))
     if pods:
         network = ip_network(pods[0])
-        clients.append(Client("a pod", str(network[min(2, network.num_addresses - 1)]), SOME_INTERFACE))
+        clients.append(Client(SOME_POD, str(network[min(2, network.num_addresses - 1)]), SOME_INTERFACE))
     elif settings.pod_bridge_interface or settings.pod_interface_name_prefix:
         interface = settings.pod_bridge_interface or settings.pod_interface_name_prefix
-        clients.append(Client("a pod of this node", ELSEWHERE[family], interface))
+        clients.append(Client(SOME_LOCAL_POD, ELSEWHERE[family], interface))
     return [*clients, Client("elsewhere", ELSEWHERE[family], SOME_INTERFACE)]
 
 

@@ -16,7 +16,7 @@ from kroute.cli.terminal.output import DONE, NO_AGENT, NOT_SERVED, UNKNOWN
 from kroute.cli.terminal.screen import Screen
 from kroute.firewall.nftables.policy_rules import Group
 from kroute.inspect import agent_socket, policies
-from kroute.inspect.explain import Client, Explanation, ExplanationList, Fate, Verdict, judged
+from kroute.inspect.explain import SOME_POD, Client, Explanation, ExplanationList, Fate, Verdict, judged
 from kroute.inspect.policies import Enforced, IsolatedPod, PodView, PolicyGroup
 from kroute.inspect.snapshot import RealServerView
 from kroute.kernel.ipvs.objects import RealServerKey
@@ -241,6 +241,16 @@ async def test_a_pod_that_is_no_services_is_let_through_or_not() -> None:
         assert explained_code(ExplanationList([found])) == code, client.name
     nobody = await under(made, explanation(Fate.PASSED_ON, ELSEWHERE, address="198.51.100.1"))
     assert explained_code(ExplanationList([nobody])) == UNKNOWN
+
+
+async def test_a_client_that_stands_for_any_pod_is_not_judged() -> None:
+    made = cluster(policy("deny", policyTypes=["Ingress", "Egress"]))
+    some = Client(SOME_POD, "10.0.0.1", "(any)")
+    found = await under(made, explanation(Fate.SERVED, some, *SERVING))
+    assert (found.verdicts[0].fate, found.has_rulings) == (Fate.SERVED, False)
+    towards_pod = explanation(Fate.PASSED_ON, THIS_NODE, address="10.0.0.1")
+    towards_pod.verdicts.append(Verdict(some, Fate.PASSED_ON, "", ""))
+    assert explained_code(ExplanationList([await under(made, towards_pod)])) == DONE
 
 
 async def test_a_pods_call_to_its_node_is_judged_by_its_egress() -> None:
