@@ -21,7 +21,7 @@ from kroute.base.alarm import Alarm
 from kroute.base.backoff import retry_when_exhausted
 from kroute.checks import preflight
 from kroute.checks.other_proxies import ProxyTraces
-from kroute.checks.ownership import WAITING_LOOK, Ownership
+from kroute.checks.ownership import RIVAL_POLICIES, WAITING_LOOK, Ownership
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.backend import ANOTHER_BACKEND, Choice, no_policies, node_clients, settled_on
 from kroute.firewall.succession import remove_policies, replace_others
@@ -109,6 +109,7 @@ class Agent:
             take_back=self._proxy_gone,
             api=source.api,
             traces=self._traces.read,
+            enforcer=self._traces.enforcer,
         )
         parts = AgentParts(
             settings=settings,
@@ -192,7 +193,8 @@ class Agent:
         await take_over.remove()
 
     def _proxy_gone(self, problem: Problem) -> None:
-        self._recorder.take_back_on_node(problem, "ServiceProxyGone", f"{problem.subject} has ended on this node.")
+        gone = "PolicyEnforcerGone" if problem.reason == RIVAL_POLICIES else "ServiceProxyGone"
+        self._recorder.take_back_on_node(problem, gone, f"{problem.subject} has ended on this node.")
 
     def _take(self, changes: Sequence[Change]) -> None:
         self._changes.read(changes)

@@ -9,6 +9,7 @@ from kroute.checks import preflight
 from kroute.checks.finding import Finding, Level, failed, ok, warning
 from kroute.checks.neighbours import calico_traces, check_calico, check_host_firewall, check_marks, uses_of_marks
 from kroute.checks.other_proxies import Trace, leftovers
+from kroute.checks.policy_enforcers import POLICIES, Presence, check_enforcers, examples, present
 from kroute.checks.preflight import Required
 from kroute.controllers.ipvs.sysctls import Circumstances, Row, node_rows
 from kroute.firewall.backend import ANOTHER_BACKEND, BACKENDS, clients_of, firewall_of, no_policies, settled_on
@@ -61,6 +62,8 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
         findings += check_marks(settings, uses)
         findings.append(await check_bridges(Sysctls(settings.proc_sys), kernel.links, ipv6=ipv6))
         findings += await check_other_programs(settings, kernel, nft_chains)
+        if settings.network_policies:
+            findings += check_enforcers(await other_enforcers(kernel, nft_chains))
     return findings
 
 
@@ -177,6 +180,14 @@ def check_node_addresses(
     return findings
 
 
+async def other_enforcers(kernel: NodeKernel, nft_chains: Sequence[NftChain]) -> list[Presence]:
+    """Who else enforces network policies here, by chains of whatever variant of iptables, tables and links."""
+    legacy = [client for variant, client in kernel.xtables.items() if variant.name == "legacy"]
+    chains = {name for client in legacy for name in await client.chains("filter")}
+    chains |= {chain.name for chain in nft_chains}
+    return list(present(examples(chains, {chain.table for chain in nft_chains})))
+
+
 BRIDGES = "bridges"
 CALLED4, CALLED = "net.bridge.bridge-nf-call-iptables", "net.bridge.bridge-nf-call-ip6tables"
 """br_netfilter's switches for IPv4 and IPv6; they exist while the module is loaded."""
@@ -197,8 +208,8 @@ async def check_bridges(sysctls: SysctlClient, links: LinkClient, *, ipv6: bool)
     return warning(
         BRIDGES,
         f"IPv6 datagrams above the MTU {where} are lost ({CALLED} is 1)",
-        f"keep datagrams small (DNS: EDNS 1232), or set {CALLED} to 0 where pods of one bridge need no Service of "
-        "each other's, or with --masquerade-all (docs/troubleshooting.md)",
+        f"keep datagrams small (DNS: EDNS 1232), or without network policies set {CALLED} to 0 where pods of one "
+        "bridge need no Service of each other's, or with --masquerade-all (docs/troubleshooting.md)",
     )
 
 
@@ -208,9 +219,6 @@ async def _bridges(links: LinkClient) -> str:
     return ", ".join(
         sorted([name for name in names if (link := await links.read(name)) is not None and link.kind == "bridge"])
     )
-
-
-POLICIES = "network policies"
 
 
 async def check_policies(settings: Settings, sysctls: SysctlClient, links: LinkClient, *, ipv6: bool) -> list[Finding]:

@@ -3,15 +3,17 @@
 kroute touches no foreign object that the table does not name. Sources: kube-proxy's `pkg/proxy/ipvs` (ipset.go,
 proxier.go), `pkg/proxy/iptables` and `pkg/proxy/nftables`, kube-router's `pkg/controllers/proxy`. Similar names of
 other programs are left out on purpose: the kubelet's KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY and
-KUBE-IPTABLES-HINT, and the chains, sets and bridge of kube-router's network policies and routing.
+KUBE-IPTABLES-HINT, and the chains, sets and bridge of kube-router's routing. Those of its network policies are
+kube-router's too once kroute enforces them (`with_firewall`).
 """
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from typing import NamedTuple, Self
 
+from kroute.checks.policy_enforcers import KUBE_ROUTERS_FIREWALL, Enforcer, Presence, examples, present
 from kroute.firewall.backend import clients_of
 from kroute.kernel.iptables.tools import legacy_tables
 from kroute.kernel.modules import is_present
@@ -40,30 +42,50 @@ class OtherProxy(NamedTuple):
     `link` carries its VIPs. `port_sets` hold its virtual servers as (address, protocol, port); if
     `lists_every_virtual_server`, they hold those of other programs, too. `node_port_sets` hold its node ports; the
     values are the protocol number and whether the set is of IPv6. `sysctls` are those that it sets, with their values.
-    `has_source_routes`: its VIPs have routes with the node's address as the source, as kroute's have. `nft_table` is
-    the name of its own tables in nf_tables, of the families ip and ip6; "" without any. `translating` are the chains in
-    the table nat of iptables that translate packets to endpoints, before IPVS sees them; None without any. There the
-    rules of `vip_chains` name its VIPs (`-d`), as do the keys of `vip_maps` in its nft_table.
+    `has_source_routes`: its VIPs have routes with the node's address as the source, as kroute's have. `nft_tables` are
+    the names of its own tables in nf_tables, of the families ip and ip6. `translating` are the chains in the table nat
+    of iptables that translate packets to endpoints, before IPVS sees them; None without any. There the rules of
+    `vip_chains` name its VIPs (`-d`), as do the keys of `vip_maps` in its nft_tables. `firewall` is what it has in
+    addition if it enforces network policies; None: it never does.
     """
 
     name: str
     link: str
     chains: re.Pattern[str]
-    sets: frozenset[str]
+    sets: re.Pattern[str]
     port_sets: tuple[str, ...]
     node_port_sets: dict[str, tuple[int, bool]]
     sysctls: dict[str, str]
     lists_every_virtual_server: bool = False
     has_dsr: bool = False
     has_source_routes: bool = False
-    nft_table: str = ""
+    nft_tables: frozenset[str] = frozenset()
     translating: re.Pattern[str] | None = None
     vip_chains: frozenset[str] = frozenset()
     vip_maps: tuple[str, ...] = ()
+    firewall: Enforcer | None = None
+
+    def with_firewall(self) -> Self:
+        """The same proxy, to which what it has of network policies belongs, too."""
+        if self.firewall is None:
+            return self
+        return self._replace(
+            chains=_either(self.chains, self.firewall.chains),
+            sets=_either(self.sets, self.firewall.sets),
+            nft_tables=self.nft_tables | self.firewall.tables,
+        )
 
     def is_recognised_by(self, chain: str) -> bool:
         """Whether a chain of this name is a trace of the proxy."""
         return self.chains.fullmatch(chain) is not None and chain not in KUBELETS_TOO
+
+
+def _either(*patterns: re.Pattern[str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{pattern.pattern})" for pattern in patterns))
+
+
+def _named(*names: str) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, names)))
 
 
 def _ipv6_name(name: str) -> str:
@@ -117,11 +139,11 @@ OTHER_PROXIES = {
                 r"|FORWARD|PROXY-FIREWALL|SOURCE-RANGES-FIREWALL|IPVS-FILTER|IPVS-OUT-FILTER|PROXY-CANARY"
                 r"|(?:SVC|SVL|SEP|EXT|FW|XLB)-[A-Z2-7]{16})"
             ),
-            sets=frozenset(_KUBE_PROXY_SETS),
+            sets=_named(*_KUBE_PROXY_SETS),
             port_sets=_KUBE_PROXY_PORTS,
             node_port_sets=_KUBE_PROXY_NODE_PORTS,
             sysctls={**_IPVS_SYSCTLS, "net.ipv4.ip_forward": "1"},
-            nft_table="kube-proxy",
+            nft_tables=frozenset({"kube-proxy"}),
             translating=re.compile(r"KUBE-SEP-[A-Z2-7]{16}"),
             vip_chains=frozenset({"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES"}),
             vip_maps=("service-ips", "no-endpoint-services"),
@@ -130,7 +152,7 @@ OTHER_PROXIES = {
             KUBE_ROUTER,
             link="kube-dummy-if",
             chains=re.compile(r"KUBE-ROUTER-(?:SERVICES|HAIRPIN)"),
-            sets=frozenset(_inet6("kube-router-local-ips", "kube-router-svip", "kube-router-svip-prt")),
+            sets=_named(*_inet6("kube-router-local-ips", "kube-router-svip", "kube-router-svip-prt")),
             port_sets=_inet6("kube-router-svip-prt"),
             node_port_sets={},
             sysctls={
@@ -143,6 +165,7 @@ OTHER_PROXIES = {
             lists_every_virtual_server=True,
             has_dsr=True,
             has_source_routes=True,
+            firewall=KUBE_ROUTERS_FIREWALL,
         ),
     )
 }
@@ -162,8 +185,17 @@ class Trace(NamedTuple):
     what: str
 
 
+class _Recognised(NamedTuple):
+    """Whose these chains and tables are: the names of proxies, and with network policies enforcers, with an example."""
+
+    proxies: frozenset[str] = frozenset()
+    enforcers: Mapping[str, str] = {}
+
+
 class ProxyTraces:
     """The names of the proxies that have chains, tables or sets in the kernel, for a caller that asks again and again.
+
+    With network policies, the same reading shows who else enforces them.
 
     A link is no trace here: kroute's own may have the same name. Chains of nf_tables are read again only after another
     program has changed something, those of a legacy table only after any change of the table. Legacy tables are read
@@ -175,11 +207,13 @@ class ProxyTraces:
     def __init__(self, kernel: NodeKernel, settings: Settings) -> None:
         """`kernel` is open for the backend that the settings name."""
         self._nftables = kernel.nftables if "nftables" in clients_of(settings) else None
+        self._has_policies = settings.network_policies
         self._stack = AsyncExitStack()
         self._generation: int | None = None
-        self._by_nftables: frozenset[str] = frozenset()
-        self._by_legacy: dict[tuple[int, str], tuple[bytes, frozenset[str]]] = {}
-        """The outline of each legacy table, and the proxies that have chains there."""
+        self._by_nftables = _Recognised()
+        self._by_legacy: dict[tuple[int, str], tuple[bytes, _Recognised]] = {}
+        """The outline of each legacy table, and whose chains are there."""
+        self._enforcer: Presence | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -192,9 +226,28 @@ class ProxyTraces:
         if is_present("nf_tables"):
             await self._read_nftables()
         await self._read_legacy()
+        if self._has_policies:
+            by_rules = {name: example for found in self._recognised for name, example in found.enforcers.items()}
+            self._enforcer = next(present(by_rules), None)
         sets = await self._sets()
-        by_sets = {proxy.name for proxy in OTHER_PROXIES.values() if proxy.sets & sets}
-        return self._by_nftables.union(by_sets, *[proxies for _, proxies in self._by_legacy.values()])
+        by_sets = {proxy.name for proxy in OTHER_PROXIES.values() if any(map(proxy.sets.fullmatch, sets))}
+        return frozenset(by_sets).union(*[found.proxies for found in self._recognised])
+
+    def enforcer(self) -> Presence | None:
+        """Another program that enforces network policies, by the last reading; None without network policies."""
+        return self._enforcer
+
+    @property
+    def _recognised(self) -> list[_Recognised]:
+        return [self._by_nftables, *(found for _, found in self._by_legacy.values())]
+
+    def _recognise(self, chains: Set[str], tables: Set[str] = frozenset()) -> _Recognised:
+        proxies = [
+            proxy.name
+            for proxy in OTHER_PROXIES.values()
+            if proxy.nft_tables & tables or any(map(proxy.is_recognised_by, chains))
+        ]
+        return _Recognised(frozenset(proxies), examples(chains, tables) if self._has_policies else {})
 
     async def _read_nftables(self) -> None:
         if self._nftables is None:
@@ -204,9 +257,7 @@ class ProxyTraces:
         generation = await self._nftables.foreign_generation()
         if generation != self._generation:
             chains = await self._nftables.chains()
-            tables = {chain.table for chain in chains}
-            by_table = {proxy.name for proxy in OTHER_PROXIES.values() if proxy.nft_table in tables}
-            self._by_nftables = _proxies_with({chain.name for chain in chains}) | by_table
+            self._by_nftables = self._recognise({chain.name for chain in chains}, {chain.table for chain in chains})
             self._generation = generation
 
     async def _read_legacy(self) -> None:
@@ -221,7 +272,7 @@ class ProxyTraces:
             known, outline = self._by_legacy.get(table), legacy_outline(*table)
             if known is None or known[0] != outline:
                 chains = await asyncio.to_thread(legacy_chains, *table)  # kube-proxy's may be thousands
-                self._by_legacy[table] = outline, _proxies_with(set(chains))
+                self._by_legacy[table] = outline, self._recognise(set(chains))
 
     async def _sets(self) -> set[str]:
         if not is_present("ip_set"):
@@ -230,10 +281,6 @@ class ProxyTraces:
 
         async with Ipset() as ipset:
             return await ipset.names()
-
-
-def _proxies_with(chains: Set[str]) -> frozenset[str]:
-    return frozenset(proxy.name for proxy in OTHER_PROXIES.values() if any(map(proxy.is_recognised_by, chains)))
 
 
 async def leftovers(kernel: NodeKernel, nft_chains: Sequence[NftChain], our_links: Set[str]) -> list[Trace]:
@@ -252,12 +299,12 @@ async def leftovers(kernel: NodeKernel, nft_chains: Sequence[NftChain], our_link
         what = []
         if proxy.link not in our_links and await kernel.links.index(proxy.link) is not None:
             what.append(f"link {proxy.link}")
-        if sets := sorted(proxy.sets & set_names):
+        if sets := sorted(filter(proxy.sets.fullmatch, set_names)):
             what.append(f"set {sets[0]}" + (f" and {len(sets) - 1} more" if len(sets) > 1 else ""))
         what += [f"{family} chain {name}" for family, names in chains.items() for name in _recognised(proxy, names)]
         theirs = [chain for chain in nft_chains if proxy.is_recognised_by(chain.name)]
         what += [f"nft chain {chain.family} {chain.table} {chain.name}" for chain in theirs]
-        what += [f"nft table {chain.family} {chain.table}" for chain in nft_chains if chain.table == proxy.nft_table]
+        what += [f"nft table {chain.family} {chain.table}" for chain in nft_chains if chain.table in proxy.nft_tables]
         found += [Trace(proxy.name, trace) for trace in what]
     return list(dict.fromkeys(found))
 

@@ -10,7 +10,8 @@ The rule, which docs/one-proxy.md explains to operators:
    tell, the proxy has ended after `Settings.take_over_after` seconds of silence.
 4. Then the node is the agent's: it adopts what the other proxy serves, goes live, and removes what is left.
 5. A proxy that comes to a node which the agent owns is a rival. The agent goes on, says so, and repairs what the rival
-   changes, at once and then once a minute at most.
+   changes, at once and then once a minute at most. So is another program that enforces network policies, if the agent
+   does: the agent says so, and nothing else.
 
 `--other-proxies ignore` leaves out all of it. `Ownership` decides and tells; it writes nothing to the kernel itself.
 """
@@ -26,6 +27,7 @@ import structlog
 
 from kroute.base.backoff import retry_when_exhausted
 from kroute.checks.other_proxies import KUBE_ROUTER, OTHER_PROXIES
+from kroute.checks.policy_enforcers import Presence
 from kroute.checks.running_proxies import Sign, signs_of_life
 from kroute.kernel.errors import KernelError
 from kroute.model.plan import Problem
@@ -43,7 +45,7 @@ ASK_AGAIN, ASK_RARELY = 10.0, 600.0
 """Seconds until the cluster is asked again: about a silent proxy, about a program whose port alone proves nothing."""
 ENDS_WITHIN = 120.0
 """Seconds in which a process has ended whose Pod the cluster has ended: four times as long as Pods have by default."""
-WAITING, RIVAL = "WaitingForServiceProxy", "RivalServiceProxy"
+WAITING, RIVAL, RIVAL_POLICIES = "WaitingForServiceProxy", "RivalServiceProxy", "RivalPolicyEnforcer"
 """The reasons of the Events on the Node."""
 
 WAY_OUT = "to serve beside it all the same, give --other-proxies ignore"
@@ -51,6 +53,8 @@ WAY_OUT = "to serve beside it all the same, give --other-proxies ignore"
 Report = Callable[[Problem], None]
 Traces = Callable[[], Awaitable[Collection[str]]]
 """Finds the proxies of which something is in the kernel."""
+EnforcerSeen = Callable[[], Presence | None]
+"""Who else enforces network policies, if the agent does, by the last `Traces`."""
 Hindrance = Callable[[frozenset[str]], Awaitable[Sign | None]]
 Remove = Callable[[Collection[str]], None]
 Look = Callable[..., Awaitable[list[Sign]]]
@@ -104,8 +108,9 @@ class _MeantProxies:
 class _Traces:
     """The proxies of which something is in the kernel, or was when it could be read."""
 
-    def __init__(self, read: Traces) -> None:
+    def __init__(self, read: Traces, enforcer: EnforcerSeen) -> None:
         self._read = read
+        self._enforcer = enforcer
         self._seen: frozenset[str] = frozenset()
 
     async def now(self) -> frozenset[str]:
@@ -115,12 +120,16 @@ class _Traces:
             log.warning("other_proxies.unreadable", error=str(error))
         return self._seen
 
+    def enforcer(self) -> Sign | None:
+        found = self._enforcer()
+        return Sign(found.enforcer.name, found.why, has_policies=True) if found is not None else None
+
 
 class Ownership:
     """Follows the other proxies of one node.
 
     `report` and `take_back` get problems of the node as they come and go. `api` asks the cluster; None: there is no API
-    server. `traces` finds what other proxies have in the kernel.
+    server. `traces` finds what other proxies have in the kernel, `enforcer` who else enforces network policies.
     """
 
     def __init__(
@@ -131,13 +140,14 @@ class Ownership:
         take_back: Report,
         api: "Api | None",
         traces: Traces,
+        enforcer: EnforcerSeen = lambda: None,
         look: Look = signs_of_life,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.waits_for: Sign | None = None
         """While the agent waits: for which proxy, and why."""
         self.rival: Sign | None = None
-        """The proxy that is at work on a node that the agent owns."""
+        """The proxy, or else the enforcer of network policies, that is at work on a node that the agent owns."""
         self.is_ours = asyncio.Event()
         """Set by the agent when it begins to write to the kernel."""
         self.held_ports: set[int] = set()
@@ -146,7 +156,7 @@ class Ownership:
         self._report = report
         self._take_back = take_back
         self._cluster = _MeantProxies(api, settings.node_name, clock)
-        self._traces = _Traces(traces)
+        self._traces = _Traces(traces, enforcer)
         self._look = look
         self._clock = clock
         self._unfinished: frozenset[str] = frozenset()
@@ -202,18 +212,18 @@ class Ownership:
                     known |= fresh
                     until = self._clock() + ENDS_WITHIN
                     remove(fresh)
-            self._rival_is(sign, restrain)
+            self._rival_is(sign or self._traces.enforcer(), restrain)
 
     def _rival_is(self, sign: Sign | None, restrain: Callable[[bool], None]) -> None:
         before, self.rival = self.rival, sign
         if sign is not None and (before is None or before.proxy != sign.proxy):
             log.error("rival.found", proxy=sign.proxy, why=sign.why)
-            self._report(_problem(RIVAL, sign, "both answer for the same addresses: remove one of them from this node"))
+            self._report(_rival_problem(sign))
         elif sign is None and before is not None:
             log.info("rival.gone", proxy=before.proxy)
-            self._take_back(_problem(RIVAL, before, ""))
-        if (sign is None) != (before is None):
-            restrain(sign is not None)
+            self._take_back(_rival_problem(before))
+        if _writes_the_same(sign) != _writes_the_same(before):
+            restrain(_writes_the_same(sign))
 
     async def _wait(self, hindrance: Hindrance) -> frozenset[str]:
         """Look until every other proxy has ended for good; returns those that may have left something."""
@@ -281,6 +291,16 @@ async def _proxies_of_node(api: "Api", node: str) -> dict[str, str]:
     from kroute.checks.cluster_proxies import proxies_of_node  # noqa: PLC0415
 
     return await proxies_of_node(api, node)
+
+
+def _writes_the_same(rival: Sign | None) -> bool:
+    return rival is not None and not rival.has_policies
+
+
+def _rival_problem(sign: Sign) -> Problem:
+    if sign.has_policies:
+        return _problem(RIVAL_POLICIES, sign, "a packet must pass both: end one of them (docs/network-policies.md)")
+    return _problem(RIVAL, sign, "both answer for the same addresses: remove one of them from this node")
 
 
 def _problem(reason: str, sign: Sign, consequence: str) -> Problem:

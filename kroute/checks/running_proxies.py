@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from kroute.base.backoff import exhaustion
 from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES
+from kroute.checks.policy_enforcers import KUBE_ROUTERS_FIREWALL, open_port
 from kroute.kernel.netlink.socket_diag import listening_ports
 
 CILIUM, ANTREA, CALICO = "Cilium", "Antrea", "Calico's eBPF data plane"
@@ -38,20 +39,26 @@ LONGEST_ANSWER = 4096
 LOOPBACK = ("127.0.0.1", "::1")
 ROUTER_ONLY = frozenset({"--run-service-proxy=false", "--run-service-proxy=0", "--run-service-proxy=f"})
 """Arguments of a kube-router that goes on as a router or firewall, and does not serve Services."""
+NO_FIREWALL = frozenset({"--run-firewall=false", "--run-firewall=0", "--run-firewall=f"})
+"""Arguments of a kube-router that does not enforce network policies."""
 
 
 class Sign(NamedTuple):
     """A sign that a proxy is at work. `why` is a clause. `is_proof`: the sign alone shows that it serves Services.
 
-    Not `is_at_work`: kroute waits for the proxy all the same, and `why` says what for.
+    Not `is_at_work`: kroute waits for the proxy all the same, and `why` says what for. `has_policies`: it is no proxy
+    but enforces network policies.
     """
 
     proxy: str
     why: str
     is_proof: bool = True
     is_at_work: bool = True
+    has_policies: bool = False
 
     def __str__(self) -> str:
+        if self.has_policies:
+            return f"{self.proxy} enforces network policies on this node ({self.why})"
         return f"{self.proxy} is at work on this node ({self.why})" if self.is_at_work else f"{self.proxy}: {self.why}"
 
 
@@ -176,6 +183,18 @@ def _by_processes(processes: Path) -> tuple[list[Sign], set[str]]:
         elif name in OTHER_PROXIES:
             signs.append(Sign(name, f"process {pid}"))
     return signs, idle - {sign.proxy for sign in signs}
+
+
+def firewall_at_work(processes: Path = Path("/proc")) -> str:
+    """Why kube-router's firewall, or that of K3s, counts as running, as a clause; "" if it has ended.
+
+    A process says what it does. Without one that can be seen, an open port counts, also a router's without firewall.
+    """
+    routers = [(pid, set(arguments)) for pid, name, arguments in _command_lines(processes) if name == KUBE_ROUTER]
+    if routers:
+        return next((f"process {pid}" for pid, arguments in routers if not arguments & NO_FIREWALL), "")
+    port = open_port(KUBE_ROUTERS_FIREWALL)
+    return port if port is not None else "its ports cannot be looked at"
 
 
 def _command_lines(processes: Path) -> Iterator[tuple[str, str, list[str]]]:

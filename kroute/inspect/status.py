@@ -221,12 +221,18 @@ def work_problems(
             yield _failure("WriteRefused", message, step)
 
 
-def proxy_problems(waits_for: str, rival: str) -> Iterator[StatusProblem]:
-    """The other service proxy of this node, for which kroute waits or which has come later; else empty texts."""
+def proxy_problems(waits_for: str, rival: str, *, has_policies: bool = False) -> Iterator[StatusProblem]:
+    """The other service proxy of this node, for which kroute waits or which has come later; else empty texts.
+
+    `has_policies`: the rival is no proxy but enforces network policies.
+    """
     if waits_for:
         step = "remove it from this node, then kroute takes over by itself (docs/one-proxy.md)"
         yield _failure("WaitingForServiceProxy", f"waiting: {waits_for}", step)
-    if rival:
+    if rival and has_policies:
+        step = "end one of the two, and remove what it leaves; `kroute check` says how (docs/network-policies.md)"
+        yield _failure("RivalPolicyEnforcer", f"{rival}, beside kroute: a packet must pass both", step)
+    elif rival:
         step = "remove one of the two; until then kroute repairs its own once a minute (docs/one-proxy.md)"
         yield _failure("RivalServiceProxy", f"{rival}, beside kroute", step)
 

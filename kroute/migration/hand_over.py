@@ -72,7 +72,7 @@ async def look_back(proxy: OtherProxy, settings: Settings) -> HandOver:
     node = await scan_node(proxy, settings.state_dir)
     async with Addresses() as addresses:
         vips = await addresses.read(settings.dummy_interface) if settings.dummy_interface in node.our_links else set()
-    if proxy.nft_table and node.nft_tables:  # it has removed IPVS's virtual servers and `kube-ipvs0` at its start
+    if proxy.nft_tables and node.nft_tables:  # it has removed IPVS's virtual servers and `kube-ipvs0` at its start
         vips |= {key.address for key in node.our_virtual_servers} - node.elsewhere
     keeps_link = proxy.link == settings.dummy_interface
     served = _served_by(proxy, node)

@@ -38,7 +38,7 @@ async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
             tables={variant: found.tables for variant, found in rules.items()},
             unread=tuple(f"{variant} {table}".strip() for variant, found in rules.items() for table in found.unread),
             fixed=frozenset(variant for variant, found in rules.items() if found.are_fixed),
-            sets=await _read_sets(proxy.sets),
+            sets=await _read_sets(proxy),
             virtual_servers={
                 key: {address for address, _ in server.real_servers} for key, server in (await ipvs.read()).items()
             },
@@ -50,7 +50,7 @@ async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
             sysctls={name: Sysctls().read(name) for name in proxy.sysctls},
             our_virtual_servers=frozenset(ledger.virtual_servers),
             our_links=frozenset(ledger.links),
-            nft_tables=await _read_nft_tables(proxy.nft_table),
+            nft_tables=await _read_nft_tables(proxy.nft_tables),
         )
 
 
@@ -58,7 +58,7 @@ async def translated_vips(proxy: OtherProxy) -> set[str]:
     """The VIPs that the proxy serves or refuses by rules that come before IPVS. Raises KernelError."""
     found = set()
     async with Nftables() as nftables:
-        for table in await _read_nft_tables(proxy.nft_table):
+        for table in await _read_nft_tables(proxy.nft_tables):
             for name in proxy.vip_maps:  # address . protocol . port, of which the last two have four bytes each
                 found |= {unpack_address(key.value[:-8]) for key in await nftables.keys(table, name)}
     for variant in VARIANTS:
@@ -106,16 +106,20 @@ async def _read_legacy(variant: Variant) -> _Rules:
     return _Rules(tables, unread, are_fixed=True)
 
 
-async def _read_sets(names: Set[str]) -> dict[str, Set[Element]]:
+async def _read_sets(proxy: OtherProxy) -> dict[str, Set[Element]]:
+    """All sets of the proxy; of those that name no ports the elements do not matter, and there may be many."""
     if not is_present("ip_set"):
         return {}
+    of_ports = {*proxy.port_sets, *proxy.node_port_sets}
     async with Ipset() as ipset:
-        return {name: await ipset.read(name) for name in sorted(names & await ipset.names())}
+        names = sorted(filter(proxy.sets.fullmatch, await ipset.names()))
+        return {name: await ipset.read(name) if name in of_ports else frozenset() for name in names}
 
 
-async def _read_nft_tables(name: str) -> tuple[Table, ...]:
-    if not name:
+async def _read_nft_tables(names: Set[str]) -> tuple[Table, ...]:
+    if not names:
         return ()
     async with Nftables() as nftables:
         found = await nftables.tables()
-    return tuple(table for table in (Table(family, name) for family in FAMILY_NAMES) if table.listed_as in found)
+    possible = [Table(family, name) for family in FAMILY_NAMES for name in sorted(names)]
+    return tuple(table for table in possible if table.listed_as in found)

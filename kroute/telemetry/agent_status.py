@@ -1,5 +1,7 @@
 """The answer of a running agent to `kroute status`."""
 
+from collections.abc import Iterator
+
 from kroute import __version__
 from kroute.inspect import shared_state
 from kroute.inspect.shared_state import SharedState
@@ -9,6 +11,7 @@ from kroute.inspect.status import (
     Source,
     State,
     Status,
+    StatusProblem,
     eligibility_problems,
     kernel_problems,
     manifest_problems,
@@ -82,7 +85,7 @@ class AgentStatus:
         return with_problems(
             found,
             [
-                *proxy_problems(str(waits_for or ""), str(parts.ownership.rival or "")),
+                *self._proxy_problems(),
                 *source_problems(source, denials),
                 *manifest_problems(parts.faults()),
                 *work_problems(complaints, counted.controllers),
@@ -93,6 +96,11 @@ class AgentStatus:
                 *(policy_problems(parts.policies.catalog.problems) if parts.policies is not None else ()),
             ],
         )
+
+    def _proxy_problems(self) -> Iterator[StatusProblem]:
+        waits_for, rival = self._parts.ownership.waits_for, self._parts.ownership.rival
+        has_policies = rival is not None and rival.has_policies
+        return proxy_problems(str(waits_for or ""), str(rival or ""), has_policies=has_policies)
 
     def _pending(self, counted: Statistics) -> int:
         """How many Services have changes that are on their way. At least 1 while a change of the node is."""

@@ -24,12 +24,19 @@ def _by_proxy(sign: Callable[[Scrape], Sign | None]) -> Series:
     return by("proxy", lambda now: [(found.proxy, 1)] if (found := sign(now)) is not None else [])
 
 
+def _rival(now: Scrape, *, has_policies: bool) -> Sign | None:
+    rival = now.parts.ownership.rival
+    return rival if rival is not None and rival.has_policies == has_policies else None
+
+
 # fmt: off
 ROWS: tuple[Row, ...] = (
     gauge("kroute_waiting_for_proxy", "1 while kroute waits until this service proxy ends.",
           _by_proxy(lambda now: now.parts.ownership.waits_for)),
     gauge("kroute_rival_proxy", "1 while this service proxy is at work on kroute's node.",
-          _by_proxy(lambda now: now.parts.ownership.rival)),
+          _by_proxy(lambda now: _rival(now, has_policies=False))),
+    gauge("kroute_rival_policy_enforcer", "1 while this program enforces network policies beside kroute.",
+          _by_proxy(lambda now: _rival(now, has_policies=True))),
     gauge("kroute_queue_depth", "Plans that wait for a controller.",
           by(_CONTROLLER, lambda now: ((queue.subscriber, queue.depth) for queue in now.statistics.queues))),
     gauge("kroute_queue_lag_seconds", "For how long the oldest of them has waited.",

@@ -46,3 +46,18 @@ async def test_legacy_tables_are_looked_at_with_each_backend_and_read_after_a_ch
         assert node.readings == ["nat"] * 3
         node.chains[socket.AF_INET, "nat"] = ["DOCKER"]
         assert await traces.read() == frozenset()
+
+
+async def test_with_network_policies_the_same_reading_shows_who_else_enforces_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = LegacyTables(monkeypatch)
+    node.chains = {(socket.AF_INET, "filter"): ["KUBE-ROUTER-FORWARD"]}
+    for policies in (False, True):
+        async with (
+            open_fake_kernel(FakeKernel()) as kernel,
+            ProxyTraces(kernel, settings(firewall="nftables", network_policies=policies)) as traces,
+        ):
+            assert await traces.read() == frozenset(), "a firewall serves no Service"
+            found = traces.enforcer()
+            assert (found.enforcer.name if found else None) == ("kube-router's firewall" if policies else None)

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from kroute.checks.cluster_proxies import NAMESPACE
-from kroute.checks.ownership import ASK_AGAIN, ENDS_WITHIN, RIVAL, WAITING, Ownership
+from kroute.checks.ownership import ASK_AGAIN, ENDS_WITHIN, RIVAL, RIVAL_POLICIES, WAITING, Ownership
+from kroute.checks.policy_enforcers import KUBE_ROUTERS_FIREWALL, Presence
 from kroute.checks.running_proxies import Sign
 from kroute.model.plan import Problem
 from kroute.settings import IGNORE
@@ -45,6 +46,7 @@ class Story:
     def __init__(self, cluster: Cluster | None = None, **changed: object) -> None:
         self.signs: list[Sign] = []
         self.traces: frozenset[str] = frozenset()
+        self.enforcer: Presence | None = None
         self.problems: list[tuple[str, str]] = []
         self.over: list[str] = []
         self.restraints: list[bool] = []
@@ -56,6 +58,7 @@ class Story:
             take_back=self._over,
             api=cluster,
             traces=self._traces,
+            enforcer=lambda: self.enforcer,
             look=self._look,
             clock=lambda: asyncio.get_running_loop().time(),
         )
@@ -231,6 +234,27 @@ async def test_a_rival_is_told_once_and_repairs_are_restrained_until_it_is_gone(
     await asyncio.sleep(60)
     assert story.removed == [{"kube-proxy"}], "what it has left is removed when it has ended"
     assert (story.ownership.rival, story.over, story.restraints) == (None, [RIVAL], [True, False])
+    follow.cancel()
+
+
+@virtual(settles_within=0)
+async def test_who_else_enforces_policies_is_a_rival_that_restrains_no_repair() -> None:
+    """Also if it was there before: that was said by nobody yet."""
+    story = Story(Cluster())
+    story.enforcer = Presence(KUBE_ROUTERS_FIREWALL, "chain KUBE-ROUTER-INPUT")
+    follow = story.follow()
+    await asyncio.sleep(60)
+    assert story.problems == [(RIVAL_POLICIES, "kube-router's firewall")]
+    assert "enforces network policies on this node (chain KUBE-ROUTER-INPUT)" in str(story.ownership.rival)
+    story.signs = [KUBE_PROXY]
+    await asyncio.sleep(60)
+    assert story.ownership.rival == KUBE_PROXY, "a proxy comes first"
+    story.signs = []
+    await asyncio.sleep(60)
+    assert (story.restraints, story.over) == ([True, False], [])
+    story.enforcer = None
+    await asyncio.sleep(60)
+    assert (story.ownership.rival, story.over) == (None, [RIVAL_POLICIES])
     follow.cancel()
 
 

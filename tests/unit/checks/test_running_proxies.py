@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kroute.checks import running_proxies
-from kroute.checks.running_proxies import UNKNOWN, Listener, Sign, signs_of_life
+from kroute.checks import policy_enforcers, running_proxies
+from kroute.checks.running_proxies import UNKNOWN, Listener, Sign, firewall_at_work, signs_of_life
 from tests.unit.watching import PATIENCE
 
 KUBE_PROXY, KUBE_ROUTER = "kube-proxy", "kube-router"
@@ -124,3 +124,30 @@ async def test_nobody_at_the_port_is_no_sign(tmp_path: Path, monkeypatch: pytest
         port = server.getsockname()[1]
     monkeypatch.setattr(running_proxies, "LISTENERS", (METRICS._replace(port=port),))
     assert await signs_of_life(processes=tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("listening", "why"),
+    [
+        (frozenset({20244}), "kube-router's health port 20244 is open"),
+        (frozenset({6444}), "K3s' port for its agent 6444 is open"),
+        (frozenset({10249}), ""),
+        (None, "its ports cannot be looked at"),
+    ],
+    ids=["kube-router", "K3s", "kroute", "not known"],
+)
+def test_the_firewall_of_a_kube_router_that_is_not_seen_is_at_work_by_an_open_port(
+    listening: frozenset[int] | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_enforcers, "listening_ports", lambda: listening)
+    assert firewall_at_work(tmp_path) == why
+
+
+def test_a_kube_router_that_is_seen_says_whether_it_has_a_firewall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_enforcers, "listening_ports", lambda: frozenset({20244}))
+    start(tmp_path, 7, "/usr/local/bin/kube-router", "--run-firewall=false", "--run-service-proxy=false")
+    assert firewall_at_work(tmp_path) == ""
+    start(tmp_path, 8, "/usr/local/bin/kube-router", "--run-service-proxy=false")
+    assert firewall_at_work(tmp_path) == "process 8"

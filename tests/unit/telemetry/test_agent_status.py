@@ -110,6 +110,13 @@ async def test_another_proxy_is_a_failure_with_its_sign_and_a_next_step(
     assert "docs/one-proxy.md" in found.problems[0].next_step
 
 
+async def test_another_enforcer_of_policies_is_a_failure(agent: Observed) -> None:
+    agent.ownership.rival = Sign("Calico", "chain cali-FORWARD", has_policies=True)
+    [problem] = (await status(agent)).problems
+    assert (problem.severity, problem.reason) == (Severity.FAIL, "RivalPolicyEnforcer")
+    assert "docs/network-policies.md" in problem.next_step
+
+
 async def test_problems_of_services_come_last_and_are_warnings(agent: Observed) -> None:
     bad = msgspec.structs.replace(
         agent.broadcaster.services[service().key], problems=(Problem("InvalidAnnotation", "x", "x is wrong."),) * 150

@@ -108,6 +108,8 @@ async def agent() -> Observed:
 async def test_every_family_of_the_table_has_series(agent: Observed) -> None:
     agent.ownership.waits_for = agent.ownership.rival = Sign("kube-proxy", "process 7")
     found = await scraped(agent)
+    agent.ownership.rival = Sign("Calico", "chain cali-FORWARD", has_policies=True)
+    found["kroute_rival_policy_enforcer"] = (await scraped(agent))["kroute_rival_policy_enforcer"]
     for name, metric in SAID_OF_EVERY_AGENT.items():
         assert {"histogram": f"{name}_bucket"}.get(metric.kind, name) in found, name
 
