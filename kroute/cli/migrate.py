@@ -107,7 +107,7 @@ def migrate(
         if hands_over:
             return _hand_over(proxy, settings, options, output, stays=stays)
         if origin:
-            return _show_leftovers(proxy, _prepared(settings, lambda: look(proxy, settings, node_port_range)), output)
+            return _show_leftovers(proxy, _prepared(settings, lambda: look(proxy, settings, options)), output)
         plan = _prepared(settings, lambda: look_back(proxy, settings))
         show(plan, output, lambda plan, screen: print_hand_over(proxy, settings, plan, screen))
         return DONE

@@ -183,9 +183,9 @@ class NodeScan(msgspec.Struct, frozen=True):
     `tables` are the tables of iptables by variant. `unread` are legacy tables that could not be read, such as "IPv4
     legacy nat", or the variant alone if not even the names of its tables are known. `fixed` are the variants whose
     tables this process cannot change; of these `tables` has the names of the chains only. `sets` are the sets with the
-    proxy's names, with their elements. `virtual_servers` are with the addresses of their real servers. `link_addresses`
-    are those on its link, None without such a link. `elsewhere` are the addresses on all other interfaces. `nft_tables`
-    are those of nf_tables with the proxy's name.
+    proxy's names, with their elements if these are ports. `virtual_servers` are with the addresses of their real
+    servers. `link_addresses` are those on its link, None without such a link. `elsewhere` are the addresses on all
+    other interfaces. `nft_tables` are those of nf_tables with the proxy's names.
     """
 
     tables: Mapping[str, Sequence[SavedTable]]
@@ -212,7 +212,8 @@ class Leftovers(msgspec.Struct, frozen=True):
     port as its node port. `only_there` are addresses of adopted virtual servers that are on no other interface.
     `unseen` are legacy tables that exist and could not be read; `fixed` are those of `tables` that this process cannot
     change, both by names such as "IPv4 legacy nat". `no_services` is why the Services could not be read, or
-    "" if they were read or nothing was in doubt.
+    "" if they were read or nothing was in doubt. `with_firewall`: what the proxy has of network policies is among them.
+    `policies_stay` is why that is not so though kroute is to enforce them, as a clause; else "".
     """
 
     proxy: str
@@ -233,6 +234,14 @@ class Leftovers(msgspec.Struct, frozen=True):
     no_services: str = ""
     nft_tables: tuple[Table, ...] = ()
     fixed: tuple[str, ...] = ()
+    with_firewall: bool = False
+    policies_stay: str = ""
+
+    @property
+    def whose(self) -> OtherProxy:
+        """The proxy, with its firewall if that is meant."""
+        proxy = OTHER_PROXIES[self.proxy]
+        return proxy.with_firewall() if self.with_firewall else proxy
 
     @property
     def warnings(self) -> list[str]:
@@ -248,6 +257,8 @@ class Leftovers(msgspec.Struct, frozen=True):
                 f"{len(self.in_doubt)} virtual servers on node ports are left alone ({self.in_doubt[0]}), since the "
                 f"Services that may have these ports cannot be read: {self.no_services}"
             )
+        if self.policies_stay:
+            found.append(f"{self.proxy}'s rules of network policies stay: {self.policies_stay}")
         return found
 
     @property
@@ -360,7 +371,7 @@ def recognise(
         routes=tuple(route for route in node.table_routes if proxy.has_dsr and _is_in_its_table(route)),
         sysctls={name: value for name, value in proxy.sysctls.items() if node.sysctls.get(name) == value},
         unseen=node.unread,
-        nft_tables=node.nft_tables,
+        nft_tables=tuple(table for table in node.nft_tables if table.name in proxy.nft_tables),
         fixed=tuple(f"{table.variant} {table.table}" for table in tables if table.variant in node.fixed),
     )
 

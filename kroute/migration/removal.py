@@ -9,7 +9,7 @@ import asyncio
 import errno
 from collections.abc import Iterator
 
-from kroute.checks.other_proxies import OTHER_PROXIES, OtherProxy
+from kroute.checks.other_proxies import OtherProxy
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.nft_rules import deletion_of, read_rules
@@ -64,7 +64,7 @@ async def _remove_rules(leftovers: Leftovers, report: CleanupReport) -> None:
             else:
                 of_kernel = Table(variant.family, table.table)
                 async with Nftables() as nftables:
-                    part = await remove_nft_rules(nftables, of_kernel, OTHER_PROXIES[leftovers.proxy])
+                    part = await remove_nft_rules(nftables, of_kernel, leftovers.whose)
                 rules, chains = tuple(rule.text for rule in part.rules), part.chains
             report.add(*(f"delete {variant} rule of table {table.table}: {rule}" for rule in rules))
             if chains:

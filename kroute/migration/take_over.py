@@ -11,6 +11,8 @@ what is left of it. So both may be repeated, and repeating an interrupted step f
 
 import asyncio
 from collections.abc import Collection
+from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -18,18 +20,22 @@ import structlog
 
 from kroute.base.backoff import Backoff
 from kroute.checks.other_proxies import OTHER_PROXIES, OtherProxy
-from kroute.checks.running_proxies import LISTENERS, Sign, signs_of_life
+from kroute.checks.running_proxies import LISTENERS, Sign, firewall_at_work, signs_of_life
+from kroute.controllers.network_policy import NetworkPolicyController
+from kroute.inspect.agent_socket import AgentUnreachableError, ask_for
 from kroute.kernel.errors import KernelError
 from kroute.kernel.inotify import DirectoryChanges
 from kroute.kernel.net.routes import Routes, SetLocalRoute
-from kroute.migration.leftovers import Leftovers, allocated_node_ports, recognise
+from kroute.migration.leftovers import Leftovers, NodeScan, allocated_node_ports, recognise
 from kroute.migration.node_scan import scan_node
 from kroute.migration.removal import remove
 from kroute.model.document import Document
 from kroute.reconcile.ledger import Exclusion, Ledger, LedgerError, TakeOverBegun, TakeOverDone
+from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.runtime.state_dir import StateDirectory, StateDirectoryInUseError, is_agent_ready
 from kroute.settings import PortRange, Settings
 from kroute.settings.text import parse_ports
+from kroute.telemetry.statistics import QUESTION
 from kroute.watchers.initial_sync import InitialSyncError, initial_sync
 
 NODE_PORT_RANGE = PortRange(30000, 32767)
@@ -60,6 +66,7 @@ def parse_port_range(text: str) -> PortRange:
 
 log = structlog.get_logger(__name__)
 
+NOT_WRITTEN = "kroute has not written its own yet"
 FIRST_RETRY, LAST_RETRY = 1.0, 300.0
 """Seconds until what could not be removed is tried again."""
 
@@ -83,18 +90,53 @@ class Outcome(Document):
         return self.done
 
 
-async def look(proxy: OtherProxy, settings: Settings, node_ports: PortRange) -> Leftovers:
-    """The other proxy's leftovers. Services are read only if there are virtual servers in doubt."""
-    node = await scan_node(proxy, settings.state_dir)
+async def look(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Leftovers:
+    """The other proxy's leftovers. Services are read only if there are virtual servers in doubt.
+
+    If kroute is to enforce network policies, the other's rules for these are among them, but not before an agent has
+    written its own, nor while the other's firewall runs.
+    """
+    node = await scan_node(proxy.with_firewall(), settings.state_dir)
     exclusion = Exclusion(settings.exclude_cidrs)
-    found = recognise(proxy, node, node_ports, exclusion=exclusion)
-    if not found.in_doubt:
+    found, no_services = recognise(proxy, node, options.node_ports, exclusion=exclusion), ""
+    if found.in_doubt:
+        try:
+            allocated = allocated_node_ports(await initial_sync(settings))
+            found = recognise(proxy, node, options.node_ports, allocated, exclusion)
+        except InitialSyncError as error:
+            no_services = str(error)
+    found = msgspec.structs.replace(found, no_services=no_services)
+    return await _with_firewall(found, node, settings, options) if settings.network_policies else found
+
+
+async def _with_firewall(found: Leftovers, node: NodeScan, settings: Settings, options: TakeOverOptions) -> Leftovers:
+    """The same with the proxy's rules of network policies, if there are any and they may go."""
+    whole = recognise(OTHER_PROXIES[found.proxy].with_firewall(), node, options.node_ports)
+    more = {"tables": whole.tables, "sets": whole.sets, "nft_tables": whole.nft_tables}
+    if all(getattr(found, name) == value for name, value in more.items()):
         return found
+    if not await _enforces_policies(settings.state_dir):
+        return msgspec.structs.replace(found, policies_stay=NOT_WRITTEN)
+    if not options.force and (why := firewall_at_work()):
+        why = f"its firewall seems to run ({why}): end it, and run this again, or with --force"
+        return msgspec.structs.replace(found, policies_stay=why)
+    return msgspec.structs.replace(found, **more, with_firewall=True)
+
+
+class _Statistics(msgspec.Struct):
+    """What is read of an agent's statistics (`kroute.telemetry.statistics`)."""
+
+    controllers: dict[str, ControllerStatistics]
+
+
+async def _enforces_policies(state_dir: Path) -> bool:
+    """Whether an agent answers that has written the network policies."""
     try:
-        allocated = allocated_node_ports(await initial_sync(settings))
-    except InitialSyncError as error:
-        return msgspec.structs.replace(found, no_services=str(error))
-    return recognise(proxy, node, node_ports, allocated, exclusion)
+        found = await ask_for(state_dir, QUESTION, partial(msgspec.json.decode, type=_Statistics))
+    except AgentUnreachableError:
+        return False
+    policies = found.controllers.get(NetworkPolicyController.name)
+    return policies is not None and policies.last_success > 0 and not policies.failing_for
 
 
 async def take_over(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
@@ -116,7 +158,7 @@ async def _adopt(proxy: OtherProxy, settings: Settings, options: TakeOverOptions
     """Perform the first step."""
     if not options.force:
         await _refuse_if_it_runs(proxy, look_at_ports=True)
-    leftovers = await look(proxy, settings, options.node_ports)
+    leftovers = await look(proxy, settings, options)
     if leftovers.are_removed:
         return Outcome([], [], f"nothing of {proxy.name}'s is here: start kroute", leftovers.warnings)
     ledger = Ledger.open(settings.state_dir)
@@ -153,9 +195,10 @@ async def _adopt_routes(link: str) -> list[str]:
 
 async def _remove(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
     """Remove the other proxy's objects beside an agent that is ready. Raises RefusalError, KernelError, LedgerError."""
-    leftovers = await look(proxy, settings, options.node_ports)
+    leftovers = await look(proxy, settings, options)
+    early = [line for line in leftovers.warnings if line.endswith(NOT_WRITTEN)]
     if leftovers.are_removed:
-        return Outcome([], [], f"nothing of {proxy.name}'s is left", leftovers.warnings)
+        return _outcome(leftovers, [], early)
     if leftovers.to_adopt:
         raise RefusalError(
             f"{len(leftovers.to_adopt)} virtual servers still belong to {proxy.name} ({leftovers.to_adopt[0]}): "
@@ -167,15 +210,21 @@ async def _remove(proxy: OtherProxy, settings: Settings, options: TakeOverOption
             f"({leftovers.only_there[0]}): see in the agent's log why it has not bound them"
         )
     report = await remove(leftovers)
-    after = await look(proxy, settings, options.node_ports)
+    report.add(failed=early)
+    after = await look(proxy, settings, options)
     if not report.failed and not after.are_removed:
         raise RefusalError(
             f"what was removed came back: {proxy.name} still runs where kroute cannot see it. "
             "Stop it, and run this again"
         )
-    rest = f"correct what failed, and run this again: {proxy.name}'s rest is still here"
-    next_step = rest if report.failed else f"nothing of {proxy.name}'s is left"
-    return Outcome(report.undone, report.failed, next_step, leftovers.warnings)
+    return _outcome(after, report.undone, report.failed)
+
+
+def _outcome(after: Leftovers, done: list[str], failed: list[str]) -> Outcome:
+    next_step = f"nothing {'else ' if after.policies_stay else ''}of {after.proxy}'s is left"
+    if failed:
+        next_step = f"correct what failed, and run this again: {after.proxy}'s rest is still here"
+    return Outcome(done, failed, next_step, [line for line in after.warnings if line not in failed])
 
 
 _TRANSLATES = (
@@ -200,7 +249,7 @@ class TakeOver:
         """Rules of a proxy that would translate packets before IPVS sees them, and cannot be removed; else None."""
         for proxy in self._proxies:
             try:
-                leftovers = await look(proxy, self._settings, NODE_PORT_RANGE)
+                leftovers = await look(proxy, self._settings, DEFAULTS)
                 why = _TRANSLATES if leftovers.may_translate_first else ""
             except KernelError as error:
                 why = f"it has ended, and what it left cannot be read: {error}"
@@ -211,7 +260,7 @@ class TakeOver:
     async def adopt(self) -> None:
         """Adopt what they serve, and say what cannot be seen. Raises as the function `adopt` does."""
         for proxy in self._proxies:
-            leftovers = await look(proxy, self._settings, NODE_PORT_RANGE)
+            leftovers = await look(proxy, self._settings, DEFAULTS)
             for line in leftovers.warnings:
                 log.warning("take_over.incomplete", proxy=proxy.name, what=line)
             if not leftovers.are_removed:
@@ -235,7 +284,7 @@ class TakeOver:
     async def _removed(self, proxy: OtherProxy) -> str:
         """Remove what is left of one proxy. Returns why something stays, or an empty text."""
         try:
-            outcome = await _remove(proxy, self._settings, TakeOverOptions())
+            outcome = await _remove(proxy, self._settings, DEFAULTS)
             if not outcome.failed and proxy.name in self._ledger.take_overs:
                 self._ledger.record([TakeOverDone(proxy.name)])
         except (RefusalError, KernelError, LedgerError) as error:

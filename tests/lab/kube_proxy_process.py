@@ -50,19 +50,12 @@ class KubeProxy:
 
     def launch(self) -> None:
         """Start its process."""
-        tools = self.node.state_dir.parent / "tools"
-        if not tools.is_dir():
-            tools.mkdir()
-            for family in ("iptables", "ip6tables"):
-                for action in ("", "-save", "-restore"):
-                    target = f"/usr/sbin/{family}-{firewall.variant()}{action}"
-                    (tools / f"{family}{action}").symlink_to(target)
         with self.log.open("ab") as log, self.node.namespace.inside():
             self._process = subprocess.Popen(
                 self._command(),
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "HOME": "/root"},
+                env=environment_with(self.node, firewall.variant()),
             )
 
     def _command(self) -> list[str]:
@@ -143,6 +136,17 @@ class KubeProxy:
         self.end()
         self._api.delete(self.pod)
         self.pod = None
+
+
+def environment_with(node: Node, variant: str) -> dict[str, str]:
+    """An environment in which `iptables` and its likes are the tools of this variant, "legacy" or "nft"."""
+    tools = node.state_dir.parent / f"tools-{variant}"
+    if not tools.is_dir():
+        tools.mkdir()
+        for family in ("iptables", "ip6tables"):
+            for action in ("", "-save", "-restore"):
+                (tools / f"{family}{action}").symlink_to(f"/usr/sbin/{family}-{variant}{action}")
+    return {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "HOME": "/root"}
 
 
 _DAEMON_SETS = "/apis/apps/v1/namespaces/kube-system/daemonsets"

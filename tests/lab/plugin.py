@@ -132,7 +132,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Run all tests if some must run in machines. Otherwise leave them to pytest."""
     in_lab = [item for item in session.items if item.get_closest_marker("lab")]
     if in_lab and not session.config.option.collectonly:
-        for program in ("kube-proxy", "kube-apiserver", "etcd"):
+        for program in ("kube-proxy", "kube-router", "kube-apiserver", "etcd"):
             kubernetes.unpack(program)
     if in_lab and lab_mode() == "host":
         os.environ.setdefault("KROUTE_FIREWALL", firewall.of_this_kernel())

@@ -4,6 +4,9 @@
 Each proxy served them for a minute on the node `lab-node` and was stopped; a directory for each has what it left in the
 kernel. Only what is the proxy's is kept: of addresses and routes those on its link, of objects the fields that a proxy
 reads. `running.json` is another recording: what kube-proxy answered and wrote while it ran, by `running.py`.
+
+`kube-router-firewall` is what the firewall of kube-router (its main branch of August 2026) left on a node of the lab,
+with the network policy of `tests/scenarios/test_take_over_policies.py`.
 """
 
 import itertools
@@ -19,6 +22,7 @@ from kroute.model.plan import Protocol, VirtualServerKey
 
 DIRECTORY = Path(__file__).parent
 KUBE_PROXY_IPVS, KUBE_PROXY_IPTABLES, KUBE_ROUTER = "kube-proxy-ipvs", "kube-proxy-iptables", "kube-router"
+KUBE_ROUTER_FIREWALL = "kube-router-firewall"
 OBJECTS = ("nodes.json", "services.json", "endpointslices.json")
 NODE = "lab-node"
 NODE_IPV4, NODE_IPV6 = "192.168.250.2", "fd00:192:168:250::2"

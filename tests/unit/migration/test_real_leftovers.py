@@ -10,7 +10,14 @@ from kroute.migration.take_over import NODE_PORT_RANGE
 from kroute.model.objects import Applied, Endpoint, EndpointSlice, ObjectMeta
 from kroute.model.plan import Protocol, VirtualServerKey
 from tests import builders, real_proxies
-from tests.real_proxies import KUBE_PROXY_IPTABLES, KUBE_PROXY_IPVS, KUBE_ROUTER, NODE_IPV4, NODE_IPV6
+from tests.real_proxies import (
+    KUBE_PROXY_IPTABLES,
+    KUBE_PROXY_IPVS,
+    KUBE_ROUTER,
+    KUBE_ROUTER_FIREWALL,
+    NODE_IPV4,
+    NODE_IPV6,
+)
 
 NAMES = {KUBE_PROXY_IPVS: "kube-proxy", KUBE_PROXY_IPTABLES: "kube-proxy", KUBE_ROUTER: "kube-router"}
 SINGLE_STACK = VirtualServerKey(Protocol.SCTP, NODE_IPV6, 32593)
@@ -68,6 +75,20 @@ def test_every_chain_of_theirs_is_recognised_and_only_the_kubelets_stays(recordi
     }
     assert {chain for _, chain in there - found} <= {"KUBE-FIREWALL"}
     assert not [table.kept for table in tables if table.kept]
+
+
+def test_kube_routers_firewall_is_recognised_whole_and_only_if_that_is_asked_for() -> None:
+    node, proxy = scan(KUBE_ROUTER_FIREWALL), OTHER_PROXIES["kube-router"]
+    assert recognise(proxy, node, NODE_PORT_RANGE).are_removed
+    found = recognise(proxy.with_firewall(), node, NODE_PORT_RANGE)
+    assert set(found.sets) == set(node.sets)
+    for table in found.tables:
+        [there] = node.tables[table.variant]
+        assert set(table.chains) == set(there.chains) - {"INPUT", "FORWARD", "OUTPUT"}
+        assert [rule.partition(" ")[0] for rule in table.rules] == ["INPUT", "FORWARD", "OUTPUT"]
+        assert table.kept == ()
+    assert len(found.tables) == 2
+    assert OTHER_PROXIES["kube-proxy"].with_firewall() == OTHER_PROXIES["kube-proxy"]
 
 
 def test_a_node_port_of_kube_routers_at_another_address_of_the_node_is_its_by_the_set() -> None:
