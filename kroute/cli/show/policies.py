@@ -16,7 +16,7 @@ _HEADINGS = ("Group", "Policies", "Refused packets")
 
 def main(state_dir: Path, how: str, only: str = "") -> int:
     """Print what this node's agent enforces; `only` is a part of the names of pods, policies or addresses."""
-    hint = "only the agent knows policies: `nft list ruleset` shows what the kernel has"
+    hint = "only the agent knows policies: the firewall's own tools show what the kernel has"
     with refusing(agent_socket.AgentUnreachableError, code=NO_AGENT, hint=hint):
         found = asyncio.run(agent_socket.ask_for(state_dir, policies.GROUPS, policies.decode_groups))
     if found is None:
