@@ -59,6 +59,11 @@ class GroupKey(NamedTuple):
         """The namespace of its pods and policies."""
         return self.policies[0].namespace
 
+    @property
+    def description(self) -> str:
+        """What isolates its pods, for people."""
+        return f"isolated by {self.namespace}: {', '.join([policy.name for policy in self.policies])}"
+
 
 class PodGroups(NamedTuple):
     """The groups of an address of a pod. None: the pod is not isolated in that direction."""
@@ -98,6 +103,16 @@ class GroupChange(msgspec.Struct, frozen=True):
     ports_added: tuple[PortElement, ...] = ()
     networks_removed: tuple[str, ...] = ()
     ports_removed: tuple[PortElement, ...] = ()
+
+    @property
+    def added(self) -> list[PortElement]:
+        """All that was added, of networks with ANY."""
+        return [*(PortElement(network, *ANY) for network in self.networks_added), *self.ports_added]
+
+    @property
+    def removed(self) -> list[PortElement]:
+        """All that was removed, of networks with ANY."""
+        return [*(PortElement(network, *ANY) for network in self.networks_removed), *self.ports_removed]
 
 
 class PolicyChange(msgspec.Struct, frozen=True):

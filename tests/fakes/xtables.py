@@ -5,13 +5,13 @@ import functools
 import re
 import shlex
 import socket
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import dropwhile
 
 from kroute.kernel.digest import Digest
 from kroute.kernel.errors import KernelError
 from kroute.kernel.iptables.rule import ParsedRule, parse_rule
-from kroute.kernel.iptables.xtables import TableRules
+from kroute.kernel.iptables.xtables import INSISTS, TableRules
 from tests.fakes.kernel import FakeKernel, FakeTable
 
 
@@ -44,6 +44,7 @@ class FakeXtables:
             for name, desired in rules.chains.items()
             if name in table.chains and table.chains[name] != list(desired)
         ]
+        found += [f"chain {name} is one too many" for name in _gone(table, rules)]
         return found + [f"the jumps of {builtin} are not first" for builtin in _misplaced(table, rules)]
 
     async def ensure(self, rules: TableRules) -> list[str]:
@@ -57,8 +58,12 @@ class FakeXtables:
         for builtin, desired in _misplaced(table, rules).items():
             foreign = [rule for rule in table.chains[builtin] if _jump_target(rule) not in rules.chains]
             foreign = [rule for rule in foreign if rule not in desired]
-            at = _insisting(foreign)
+            at = _insisting(foreign, rules.chains)
             table.chains[builtin] = foreign[:at] + desired + foreign[at:]
+        for gone in _gone(table, rules):
+            del table.chains[gone]
+            for name, present in table.chains.items():
+                table.chains[name] = [rule for rule in present if _jump_target(rule) != gone]
         return found
 
     async def remove(self, table: str, prefix: str) -> list[str]:
@@ -91,7 +96,7 @@ class FakeXtables:
             if "--reject-with tcp-reset" in rule and parsed.protocol != "tcp":
                 raise KernelError(f"only TCP is reset: {rule}", errno=errno.EINVAL)
             target = _jump_target(rule)
-            if target.startswith("KROUTE-") and target not in rules.chains and target not in table.chains:
+            if target.startswith("KROUTE") and target not in rules.chains and target not in table.chains:
                 raise KernelError(f"no chain {target}", errno=errno.ENOENT)
             for name in re.findall(r"--match-set (\S+)", rule):
                 if name not in self.kernel.sets:
@@ -106,16 +111,22 @@ def _misplaced(table: FakeTable, rules: TableRules) -> dict[str, list[str]]:
         if builtin in rules.after_neighbours:
             present = list(dropwhile(lambda rule: _leads_elsewhere(table, rule, rules), present))
         else:
-            present = present[_insisting(present) :]
+            present = present[_insisting(present, rules.chains) :]
         strays = any(_jump_target(rule) in rules.chains for rule in present[len(desired) :])
         if present[: len(desired)] != desired or strays:
             found[builtin] = desired
     return found
 
 
-def _insisting(chain: list[str]) -> int:
-    """How many jumps of Calico's, which insist on the first place, have it."""
-    return next((at for at, rule in enumerate(chain) if not _jump_target(rule).startswith("cali-")), len(chain))
+def _gone(table: FakeTable, rules: TableRules) -> list[str]:
+    """The chains that the rules have no more."""
+    return [name for name in table.chains if rules.prefix and name.startswith(rules.prefix) and name not in rules.chains]
+
+
+def _insisting(chain: list[str], ours: Container[str]) -> int:
+    """How many jumps of those that insist on the first place, Calico's and others of kroute's, have it."""
+    targets = [_jump_target(rule) for rule in chain]
+    return next((at for at, it in enumerate(targets) if it in ours or not it.startswith(INSISTS)), len(chain))
 
 
 def _leads_elsewhere(table: FakeTable, rule: str, rules: TableRules) -> bool:
@@ -132,6 +143,6 @@ def _parsed(text: str, family: int) -> ParsedRule:
 
 @functools.cache
 def _jump_target(text: str) -> str:
-    """The target of `-j`, or "" if the rule has none."""
+    """The target of `-j` or `-g`, or "" if the rule has none."""
     words = shlex.split(text)
-    return words[words.index("-j") + 1] if "-j" in words[:-1] else ""
+    return next((words[words.index(option) + 1] for option in ("-j", "-g") if option in words[:-1]), "")

@@ -15,6 +15,7 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import AddEntry, SetDefinition
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
+from kroute.reconcile.cleanup_report import CleanupReport
 
 log = structlog.get_logger(__name__)
 
@@ -22,7 +23,10 @@ LARGER = "-LARGER"
 """What follows the name of the set that is being filled. ipset allows 31 bytes for all."""
 
 PREFIX = "KROUTE-"
-"""The prefix of every name that kroute makes in iptables and ipset."""
+"""The prefix of every name that kroute makes in iptables and ipset for Services."""
+
+POLICIES = "KROUTENP-"
+"""The same for network policies."""
 
 HASH_SIZE = 1024
 """The initial size of a set's hash table, which the kernel enlarges as the set grows."""
@@ -50,7 +54,15 @@ BY_NAME = {set_name(family, which): which for family in Family for which in Addr
 
 async def are_present(ipset: IpsetClient) -> bool:
     """Whether the kernel has sets of kroute's. Raises KernelError."""
-    return any(name.startswith(PREFIX) for name in await ipset.names())
+    return any(name.startswith((PREFIX, POLICIES)) for name in await ipset.names())
+
+
+async def destroy_sets(ipset: IpsetClient, prefix: str, report: CleanupReport) -> None:
+    """Destroy the sets whose names have the prefix."""
+    for name in sorted(name for name in await ipset.names() if name.startswith(prefix)):
+        with report.step(f"set {name}"):
+            await ipset.destroy(name)
+            report.add(f"destroy set {name}")
 
 
 class SetGrowth:

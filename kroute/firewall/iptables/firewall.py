@@ -6,7 +6,14 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 
 import structlog
 
-from kroute.firewall.iptables.address_sets import PREFIX, SetGrowth, are_present, set_definitions, set_name
+from kroute.firewall.iptables.address_sets import (
+    PREFIX,
+    SetGrowth,
+    are_present,
+    destroy_sets,
+    set_definitions,
+    set_name,
+)
 from kroute.firewall.iptables.tables import LEGACY, IptablesTables
 from kroute.firewall.protocol import Prerequisites, SetCount
 from kroute.firewall.sets import ROOM, SHAPES, Capacity, Room, Sets
@@ -119,10 +126,7 @@ class IptablesFirewall(IptablesTables):
 
     async def remove(self, report: CleanupReport) -> None:
         await super().remove(report)
-        for name in sorted(name for name in await self._ipset.names() if name.startswith(PREFIX)):
-            with report.step(f"set {name}"):
-                await self._ipset.destroy(name)
-                report.add(f"destroy set {name}")
+        await destroy_sets(self._ipset, PREFIX, report)
 
     def set_name(self, family: Family, which: AddressSet) -> str:
         return set_name(family, which)

@@ -92,11 +92,8 @@ class IptablesTables(RuleWriter[Key]):
                     await self._clients[key[0]].remove(key[1], PREFIX)
 
     async def remove(self, report: CleanupReport) -> None:
-        for variant, table in reversed(self._keys):
-            family, words = _FAMILIES[variant.family], _in_words(variant, table)
-            with report.step(f"{family} rules of {words}"):
-                for what in await self._clients[variant].remove(table, PREFIX):
-                    report.add(f"remove {family} {what} of {words}")
+        for key in reversed(self._keys):
+            await remove_rules(self._clients[key[0]], key, PREFIX, report)
 
     async def rules(self, family: Family, node: NodeFacts) -> IptablesRules:
         return family_rules(self._settings, family, node)
@@ -151,6 +148,15 @@ class IptablesTables(RuleWriter[Key]):
             return [await client.digest(_TABLES[variant.name]) for variant, client in self._clients.items()]
         except KernelError:
             return None  # then the rules themselves are compared, and that says what is wrong
+
+
+async def remove_rules(client: XtablesClient, key: Key, prefix: str, report: CleanupReport) -> None:
+    """Remove the chains of a table whose names have the prefix, and the jumps to them."""
+    variant, table = key
+    family, words = _FAMILIES[variant.family], _in_words(variant, table)
+    with report.step(f"{family} rules of {words}"):
+        for what in await client.remove(table, prefix):
+            report.add(f"remove {family} {what} of {words}")
 
 
 def _in_words(variant: Variant, table: str) -> str:

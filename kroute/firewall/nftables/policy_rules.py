@@ -78,9 +78,7 @@ class Group(NamedTuple):
     @classmethod
     def of(cls, key: GroupKey) -> "Group":
         digest = blake2b(msgspec.json.encode(key), digest_size=16).hexdigest()
-        names = ", ".join([policy.name for policy in key.policies])
-        comment = f"isolated by {key.namespace}: {names}"[:LONGEST_COMMENT]
-        return cls(f"{key.direction.lower()}-{digest}", _PEER[key.direction], comment)
+        return cls(f"{key.direction.lower()}-{digest}", _PEER[key.direction], key.description[:LONGEST_COMMENT])
 
     @property
     def networks(self) -> NftSet:

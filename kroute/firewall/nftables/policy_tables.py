@@ -49,7 +49,7 @@ from kroute.kernel.nftables.objects import (
     TableState,
 )
 from kroute.model.addresses import Family, family_of
-from kroute.model.policy_plan import ANY, GroupChange, GroupKey, PodGroups, PolicyChange
+from kroute.model.policy_plan import GroupChange, GroupKey, PodGroups, PolicyChange
 from kroute.reconcile.cleanup_report import CleanupReport
 
 Elements = dict[NftSet, list[Element]]
@@ -277,15 +277,13 @@ def _change_group(group: Group, change: GroupChange, found: Mapping[Family, Diff
         for family, difference in found.items():
             difference.made += map(AddSet, group.sets)
             difference.make(Chain(group.chain), group_rules(family, group))
-    added = [*((network, *ANY) for network in change.networks_added), *change.ports_added]
-    removed = [*((network, *ANY) for network in change.networks_removed), *change.ports_removed]
     for difference in found.values():
         difference.groups.append(group)
-    for element in added:
-        difference = found[family_of(element[0])]
+    for element in change.added:
+        difference = found[family_of(element.network)]
         _put(difference.filled if change.is_new else difference.added, group.place(*element))
-    for element in removed:
-        _put(found[family_of(element[0])].removed, group.place(*element))
+    for element in change.removed:
+        _put(found[family_of(element.network)].removed, group.place(*element))
 
 
 def _is_unusable(state: TableState, sets: Mapping[str, NftSet]) -> bool:

@@ -20,7 +20,7 @@ class Parameter(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """A match (`-m`) or a target (`-j`) with its parameters."""
+    """A match (`-m`) or a target (`-j`) with its parameters. One of `-g` has the parameter `goto`."""
 
     name: str
     parameters: tuple[Parameter, ...] = ()
@@ -57,6 +57,8 @@ def parse_rule(text: str, family: int) -> ParsedRule:
                 header[_HEADER_OPTIONS[word]] = ("!" if inverted else "") + _canonical(word, words.popleft(), family)
             elif word in {"-m", "-j"}:
                 extensions.append((word, words.popleft(), []))
+            elif word == "-g":
+                extensions.append(("-j", words.popleft(), [Parameter("goto", (), inverted)]))
             elif word.startswith("--") and extensions:
                 extensions[-1][2].append(Parameter(word[2:], tuple(_values(words)), inverted))
             else:
@@ -66,7 +68,7 @@ def parse_rule(text: str, family: int) -> ParsedRule:
         raise ValueError(f"rule ends too early: {text}") from None
     targets = [Extension(name, tuple(parameters)) for option, name, parameters in extensions if option == "-j"]
     if len(targets) != 1:
-        raise ValueError(f"a rule has one target (-j): {text}")
+        raise ValueError(f"a rule has one target (-j or -g): {text}")
     matches = tuple(Extension(name, tuple(parameters)) for option, name, parameters in extensions if option == "-m")
     return ParsedRule(**header, matches=matches, target=targets[0])
 

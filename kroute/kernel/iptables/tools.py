@@ -152,9 +152,12 @@ async def delete(
 
     Raises KernelError as `write` does, also if a rule no longer exists, or another rule still jumps to a chain.
     """
-    lines = [f"-D {rule}" for rule in rules]
-    lines += [*(f"-F {chain}" for chain in chains), *(f"-X {chain}" for chain in chains)]
-    await write(variant, table, lines, wait=wait)
+    await write(variant, table, deletions(rules, chains), wait=wait)
+
+
+def deletions(rules: Sequence[str], chains: Sequence[str]) -> list[str]:
+    """The lines for iptables-restore that delete rules, then chains."""
+    return [*(f"-D {rule}" for rule in rules), *(f"-F {it}" for it in chains), *(f"-X {it}" for it in chains)]
 
 
 async def write(variant: Variant, table: str, lines: Sequence[str], *, wait: int = LOCK_SECONDS) -> None:

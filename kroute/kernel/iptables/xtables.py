@@ -22,22 +22,24 @@ from kroute.kernel.nftables.objects import Table
 
 LOCK_SECONDS = 2
 """For how long to wait for the lock: the other tables, and controllers that wait for the rules, wait meanwhile."""
-INSISTS = "cali-"
+INSISTS = ("cali-", "KROUTE")
 """The chains of Calico's Felix. It puts its jumps back to the first place whenever they are not there
-(`ChainInsertMode`), so ours come behind them: otherwise both programs would write the table again and again."""
+(`ChainInsertMode`), so ours come behind them: otherwise both programs would write the table again and again. For the
+same reason ours come behind others of kroute's."""
 
 
 class TableRules(NamedTuple):
     """The desired rules of one table: our chains with all their rules, and the jumps that begin built-in chains.
 
     In the chains `after_neighbours`, jumps of other programs to chains of theirs may stay in front of ours, and no
-    other rule may.
+    other rule may. With a `prefix`, all other chains whose names begin with it are deleted, and jumps to them.
     """
 
     table: str
     chains: Mapping[str, Sequence[str]]
     jumps: Sequence[tuple[str, str]]
     after_neighbours: frozenset[str] = frozenset()
+    prefix: str = ""
 
     def jumps_by_chain(self) -> dict[str, list[str]]:
         """The jumps of each built-in chain."""
@@ -143,6 +145,7 @@ def compare(saved: str, rules: TableRules, family: int) -> tuple[list[str], list
     print it differently.
     """
     table = next(iter(parse_saved(saved)), SavedTable(rules.table))
+    gone, to_gone = _gone(table, rules)
     jumps = rules.jumps_by_chain()
     table.rules = [rule for rule in table.rules if rule.chain in rules.chains or rule.chain in jumps]
     missing = [name for name in rules.chains if name not in table.chains]
@@ -160,17 +163,29 @@ def compare(saved: str, rules: TableRules, family: int) -> tuple[list[str], list
         lines += [f"-D {rule.text}" for rule in ours]
         lines += [f"-I {chain} {at} {jump}" for at, jump in enumerate(jumps[chain], place)]
     lines += [f"-A {name} {rule}" for name in (*missing, *wrong) for rule in rules.chains[name]]
+    lines += tools.deletions(to_gone, gone)
     found = [f"chain {name} is missing" for name in missing]
     found += [f"chain {name} has other rules" for name in wrong]
+    found += [f"chain {name} is one too many" for name in gone]
     return found + [f"the jumps of {chain} are not first" for chain in misplaced], lines
+
+
+def _gone(table: SavedTable, rules: TableRules) -> tuple[list[str], list[str]]:
+    """The chains that are to be deleted, and the rules of chains that stay as they are which lead there."""
+    if not rules.prefix:
+        return [], []
+    gone = [name for name in table.chains if name.startswith(rules.prefix) and name not in rules.chains]
+    rewritten = {*gone, *rules.chains}
+    return gone, [rule.text for rule in table.rules if rule.target in gone and rule.chain not in rewritten]
 
 
 def _begins(table: SavedTable, chain: str, jumps: Sequence[str], rules: TableRules, family: int) -> bool:
     """Whether the chain begins with these jumps, behind those that may be in front, and has no other jumps to ours."""
 
     def may_be_in_front(rule: SavedRule) -> bool:
-        is_theirs = rule.target in table.chains and rule.target not in rules.chains
-        return is_theirs if chain in rules.after_neighbours else _insists(rule)
+        if rule.target in rules.chains:
+            return False
+        return rule.target in table.chains if chain in rules.after_neighbours else _insists(rule)
 
     present = list(dropwhile(may_be_in_front, table.rules_of(chain)))
     strays = any(rule.target in rules.chains for rule in present[len(jumps) :])
