@@ -23,7 +23,7 @@ from kroute.checks import preflight
 from kroute.checks.other_proxies import ProxyTraces
 from kroute.checks.ownership import RIVAL_POLICIES, WAITING_LOOK, Ownership
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.firewall.backend import ANOTHER_BACKEND, Choice, no_policies, node_clients, settled_on
+from kroute.firewall.backend import Choice, node_clients, settled_on
 from kroute.firewall.succession import remove_policies, replace_others
 from kroute.inspect import agent_socket
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
@@ -340,8 +340,6 @@ async def _claimed(settings: Settings, choice: Choice, stack: AsyncExitStack) ->
         await asyncio.sleep(WAITING_LOOK)
     log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
     log.info("firewall.chosen", backend=choice.name, why=choice.why)
-    for lacking in no_policies(settings):
-        log.error("policies.not_enforced", why=lacking, next_step=ANOTHER_BACKEND)
     return state_dir
 
 

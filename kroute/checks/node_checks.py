@@ -12,7 +12,7 @@ from kroute.checks.other_proxies import Trace, leftovers
 from kroute.checks.policy_enforcers import POLICIES, Presence, check_enforcers, examples, present
 from kroute.checks.preflight import Required
 from kroute.controllers.ipvs.sysctls import Circumstances, Row, node_rows
-from kroute.firewall.backend import ANOTHER_BACKEND, BACKENDS, clients_of, firewall_of, no_policies, settled_on
+from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled_on
 from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
 from kroute.kernel.clients import IpvsClient, LinkClient, SysctlClient
@@ -225,8 +225,6 @@ async def check_policies(settings: Settings, sysctls: SysctlClient, links: LinkC
     """Whether network policies hold on this node, if they are asked for: also between two pods of one bridge."""
     if not settings.network_policies:
         return []
-    if lacking := no_policies(settings):
-        return [failed(POLICIES, lacking[0], ANOTHER_BACKEND)]
     off = [name for name in (CALLED4, *([CALLED] if ipv6 else [])) if sysctls.read(name) != "1"]
     if not off or not (bridges := await _bridges(links)):
         return [ok(POLICIES, "all packets to and from the node's pods meet them")]

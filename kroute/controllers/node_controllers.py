@@ -47,7 +47,7 @@ class NodeControllers:
     """An async context manager; inside it, call either `run` or a cleanup.
 
     The caller keeps `kernel` open meanwhile. The settings name the firewall backend (`kroute.firewall.backend`).
-    `policies` has what plans NetworkPolicies, where these are enforced; the backend may be unable to do so.
+    `policies` has what plans NetworkPolicies, where these are enforced.
     `clock` returns seconds and never goes back. The constructor reads the ledger (LedgerError). Entering subscribes to
     the kernel's events (KernelError); leaving closes the ledger.
     """
@@ -84,10 +84,10 @@ class NodeControllers:
 
             self.direct_return = DirectReturn(shared, kernel.tunnels, prepared)
         self.network_policy = None
-        if policies is not None and (firewall := policies_of(settings, kernel)) is not None:
+        if policies is not None:
             from kroute.controllers.network_policy import NetworkPolicyController  # noqa: PLC0415  as above
 
-            self.network_policy = NetworkPolicyController(shared, policies, firewall)
+            self.network_policy = NetworkPolicyController(shared, policies, policies_of(settings, kernel))
         # The last to subscribe is the last to be woken: by then the others have said which stages need no write. Where
         # plans are there before `run`, as after a wait for the node, it is the first to run, which costs it a pass.
         self.service_proxy = ServiceProxy(shared, kernel, self.interface, self.ledger, self._monitors[0], prepared)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from kroute.firewall.iptables.address_sets import are_present
+from kroute.firewall.iptables.address_sets import POLICIES, PREFIX, are_present
 from kroute.firewall.protocol import Backend, Firewall, PolicyFirewall, Removable
 from kroute.kernel.node_kernel import CORE_CLIENTS, ClientName, NodeKernel, open_kernel
 from kroute.model.addresses import Family
@@ -24,6 +24,12 @@ def _make_iptables(settings: Settings, kernel: NodeKernel) -> Firewall:
     from kroute.firewall.iptables.firewall import IptablesFirewall  # noqa: PLC0415  where it is used only
 
     return IptablesFirewall(settings, kernel.ipset, kernel.xtables)
+
+
+def _make_iptables_policies(kernel: NodeKernel) -> PolicyFirewall:
+    from kroute.firewall.iptables.policy_tables import PolicyChains  # noqa: PLC0415  as above
+
+    return PolicyChains(kernel.ipset, kernel.xtables)
 
 
 def _iptables_lacks() -> list[str]:
@@ -54,10 +60,6 @@ async def _has_nftables_policies(kernel: NodeKernel) -> bool:
     return bool(await listed(kernel.nftables, POLICY_TABLES))
 
 
-async def _has_no_policies(_kernel: NodeKernel) -> bool:
-    return False
-
-
 BACKENDS: Mapping[str, Backend] = {
     "nftables": Backend(
         clients=("nftables",),
@@ -80,18 +82,15 @@ BACKENDS: Mapping[str, Backend] = {
         capabilities={"NET_RAW": "the iptables tools read and write the rules by a raw socket"},
         missing_tools=_iptables_lacks,
         make=_make_iptables,
-        make_policies=None,
-        is_present=lambda _settings, kernel: are_present(kernel.ipset),
-        has_policies=_has_no_policies,
+        make_policies=_make_iptables_policies,
+        is_present=lambda _settings, kernel: are_present(kernel.ipset, PREFIX, POLICIES),
+        has_policies=lambda kernel: are_present(kernel.ipset, POLICIES),
     ),
 }
 """By the name that `--firewall` gives them."""
 
 PREFERRED, OLDEST = "nftables", "iptables"
 """`auto` chooses PREFERRED, but OLDEST where that has left something on the node, or where PREFERRED cannot be used."""
-
-ANOTHER_BACKEND = f"set `--firewall {PREFERRED}`"
-"""The next step where a backend cannot enforce network policies."""
 
 IPV6 = Path("/proc/net/if_inet6")
 """Does not exist where the kernel runs without IPv6."""
@@ -132,17 +131,9 @@ def firewall_of(settings: Settings, kernel: NodeKernel) -> Firewall:
     return BACKENDS[settings.firewall].make(settings, kernel)
 
 
-def policies_of(settings: Settings, kernel: NodeKernel) -> PolicyFirewall | None:
-    """The same for network policies; None if the backend cannot enforce them."""
-    make = BACKENDS[settings.firewall].make_policies
-    return make(kernel) if make is not None else None
-
-
-def no_policies(settings: Settings) -> list[str]:
-    """Why network policies are not enforced although the settings ask for it; empty if they are, or nobody asks."""
-    if not settings.network_policies or BACKENDS[settings.firewall].make_policies is not None:
-        return []
-    return [f"the firewall's backend {settings.firewall} cannot enforce network policies"]
+def policies_of(settings: Settings, kernel: NodeKernel) -> PolicyFirewall:
+    """The same for network policies."""
+    return BACKENDS[settings.firewall].make_policies(kernel)
 
 
 def clients_of(settings: Settings) -> tuple[ClientName, ...]:
@@ -176,8 +167,7 @@ async def open_what_stands(settings: Settings) -> AsyncIterator[tuple[Settings, 
 def removables(settings: Settings, name: str, kernel: NodeKernel) -> list[Removable]:
     """What the backend of this name may have left. `kernel` has its clients."""
     backend = BACKENDS[name]
-    policies = [backend.make_policies(kernel)] if backend.make_policies is not None else []
-    return [backend.make(settings, kernel), *policies]
+    return [backend.make(settings, kernel), backend.make_policies(kernel)]
 
 
 async def _is_present(settings: Settings, backend: Backend) -> bool:

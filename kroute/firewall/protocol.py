@@ -186,7 +186,6 @@ class Backend(NamedTuple):
     a packet that its rules accept. `capabilities` are needed in addition to NET_ADMIN, with their purpose.
     `missing_tools` returns a sentence about a missing program, if any; it ends in `; ` and the next step.
     `is_present` says whether any run has left something, of network policies too, and `has_policies` whether of these.
-    `make_policies` is None if the backend cannot enforce them.
     """
 
     clients: tuple[ClientName, ...]
@@ -196,6 +195,6 @@ class Backend(NamedTuple):
     capabilities: Mapping[str, str]
     missing_tools: Callable[[], list[str]]
     make: Callable[[Settings, NodeKernel], Firewall]
-    make_policies: Callable[[NodeKernel], PolicyFirewall] | None
+    make_policies: Callable[[NodeKernel], PolicyFirewall]
     is_present: Callable[[Settings, NodeKernel], Awaitable[bool]]
     has_policies: Callable[[NodeKernel], Awaitable[bool]]

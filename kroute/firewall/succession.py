@@ -104,7 +104,7 @@ async def _remove_policies(settings: Settings) -> str:
     """Remove what the chosen backend has of network policies; returns what could not be removed, or ""."""
     backend = BACKENDS[settings.firewall]
     async with open_kernel(settings.proc_sys, only=backend.presence_clients) as kernel:
-        if backend.make_policies is None or not await backend.has_policies(kernel):
+        if not await backend.has_policies(kernel):
             return ""
     report = CleanupReport()
     async with open_kernel(settings.proc_sys, only=backend.clients) as kernel:

@@ -15,7 +15,7 @@ import msgspec
 from kroute.controllers.network_policy import Policies
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy.readiness import PATIENCE
-from kroute.firewall.backend import firewall_of, no_policies
+from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
 from kroute.inspect.recording import Recorder, recording
 from kroute.kernel.errors import KernelError
@@ -97,7 +97,7 @@ async def dry_run(
         PlannedChange(owners.get(change.subject, ""), change.kind, change.action, change.what)
         for change in recorder.changes
     ]
-    return PlannedChanges(_in_order(changes), [*problems, *recorder.unknown, *no_policies(settings)])
+    return PlannedChanges(_in_order(changes), problems + recorder.unknown)
 
 
 async def _run(

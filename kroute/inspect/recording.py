@@ -348,7 +348,7 @@ class RecordingIpset(Recording[clients.IpsetClient], reads=("digest",)):
         self._note("set", DELETE, f"destroy set {name}")
 
 
-class RecordingXtables(Recording[clients.XtablesClient], reads=("is_used", "chains", "digest")):
+class RecordingXtables(Recording[clients.XtablesClient], reads=("is_used", "chains", "packets", "digest")):
     """The rules of one family. Unreadable tables are no error of the dry run: the family may not exist on the node."""
 
     is_needed = False

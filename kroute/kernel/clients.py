@@ -10,7 +10,7 @@ Importing this module loads no client.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
@@ -287,6 +287,9 @@ class XtablesClient(Protocol):
 
     async def chains(self, table: str) -> list[str]:
         """The names of a table's chains, perhaps without those that are built in; none if the table does not exist."""
+
+    async def packets(self, table: str) -> Mapping[str, Sequence[int]]:
+        """How many packets have matched each rule of a legacy table, by its chain, without those that are built in."""
 
     async def digest(self, tables: Sequence[str]) -> Digest:
         """A digest of these tables, without their counters, and how many of them exist."""

@@ -11,6 +11,7 @@ from tests.fakes.client import FakeClient
 from tests.fakes.kernel import FakeSet
 
 IPSET_ERR_TYPE_MISMATCH = 4102
+IPSET_ERR_INVALID_CIDR = 4104
 IPSET_ERR_HASH_FULL = 4352
 
 
@@ -96,6 +97,11 @@ class FakeIpset(FakeClient):
             encode_entry(tuple(found.definition.type.partition(":")[2].split(",")), change.element)
         except ValueError:
             return IPSET_ERR_TYPE_MISMATCH
+        if any(str(part).endswith("/0") for part in change.element):
+            return IPSET_ERR_INVALID_CIDR
+        return self._enter(found, change)
+
+    def _enter(self, found: FakeSet, change: SetChange) -> int:
         if not isinstance(change, AddEntry):
             found.elements.discard(change.element)
             return 0

@@ -5,7 +5,7 @@ import functools
 import re
 import shlex
 import socket
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import dropwhile
 
 from kroute.kernel.digest import Digest
@@ -31,6 +31,12 @@ class FakeXtables:
     async def chains(self, table: str) -> list[str]:
         fake = self.kernel.tables.get((self.family, table))
         return list(fake.chains) if fake else []
+
+    async def packets(self, table: str) -> Mapping[str, Sequence[int]]:
+        """Nothing sends packets here."""
+        fake = self.kernel.tables.get((self.family, table))
+        named = fake.chains.keys() - {*fake.builtin_chains} if fake else ()
+        return {chain: [0] * len(fake.chains[chain]) for chain in named if fake}
 
     async def digest(self, tables: Sequence[str]) -> Digest:
         used = {name: fake for name in tables if (fake := self.kernel.tables.get((self.family, name)))}
@@ -120,7 +126,8 @@ def _misplaced(table: FakeTable, rules: TableRules) -> dict[str, list[str]]:
 
 def _gone(table: FakeTable, rules: TableRules) -> list[str]:
     """The chains that the rules have no more."""
-    return [name for name in table.chains if rules.prefix and name.startswith(rules.prefix) and name not in rules.chains]
+    ours = [name for name in table.chains if rules.prefix and name.startswith(rules.prefix)]
+    return [name for name in ours if name not in rules.chains]
 
 
 def _insisting(chain: list[str], ours: Container[str]) -> int:

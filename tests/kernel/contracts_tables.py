@@ -251,6 +251,10 @@ class IpsetContract:
             ("hash:net", socket.AF_INET, ("10.0.0.0/8",)),
             ("hash:net", socket.AF_INET, ("10.0.0.7/32",)),
             ("hash:net", socket.AF_INET6, ("fd00::/64",)),
+            ("hash:net,net", socket.AF_INET, ("10.0.0.7/32", "10.0.0.7/32")),
+            ("hash:net,net", socket.AF_INET6, ("fd01::1/128", "fd01::1/128")),
+            ("hash:net,port", socket.AF_INET, ("10.0.0.0/8", 6, 80)),
+            ("hash:net,port", socket.AF_INET6, ("fd01::1/128", 132, 65535)),
             ("hash:ip,port", socket.AF_INET, (VIP, 6, 80)),
             ("hash:ip,port", socket.AF_INET6, (VIP6, 132, 65535)),
             ("hash:ip,port,ip", socket.AF_INET, ("10.1.0.1", 17, 53, "10.1.0.1")),
@@ -295,6 +299,16 @@ class IpsetContract:
         assert [failure.change for failure in failures] == [missing, misfit]
         assert failures[0].errno == errno.ENOENT
         assert await node.ipset.read("S") == {(VIP, 6, 80)}
+
+    @pytest.mark.parametrize(("type_", "ports"), [("hash:net", ()), ("hash:net,port", (6, 80))])
+    async def test_a_network_of_every_address_is_refused_and_its_halves_are_not(
+        self, node: Node, type_: str, ports: tuple[int, ...]
+    ) -> None:
+        await node.ipset.create(SetDefinition("S", type_))
+        networks = "0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1"
+        [failure] = await node.ipset.write([AddEntry("S", (network, *ports)) for network in networks])
+        assert "prefix length" in str(failure)
+        assert await node.ipset.read("S") == {(network, *ports) for network in networks[1:]}
 
     async def test_an_entry_too_many_is_refused(self, node: Node) -> None:
         await node.ipset.create(SetDefinition("S", "hash:ip", maxelem=1))
@@ -398,6 +412,35 @@ class XtablesContract:
         node.add_foreign_rule("nat", "PREROUTING", FOREIGN)
         await node.xtables.ensure(RULES)
         assert node.rules("nat", "PREROUTING") == ["-j KROUTE-SERVICES", FOREIGN]
+
+    async def test_with_a_prefix_other_chains_that_have_it_go_with_what_leads_to_them(self, node: Node) -> None:
+        node.add_foreign_chain("nat", "KROUTE-OLD")
+        node.add_foreign_chain("nat", "FOREIGN")
+        node.add_foreign_rule("nat", "PREROUTING", "-j KROUTE-OLD")
+        node.add_foreign_rule("nat", "FOREIGN", "-j KROUTE-OLD")
+        await node.xtables.ensure(RULES)
+        node.add_foreign_rule("nat", "KROUTE-SERVICES", "-j KROUTE-OLD")
+        rules = RULES._replace(prefix="KROUTE-")
+        wrong = {"chain KROUTE-SERVICES has other rules", "chain KROUTE-OLD is one too many"}
+        assert wrong == {*await node.xtables.ensure(rules)}
+        assert await node.xtables.differences(rules) == []
+        assert "KROUTE-OLD" not in await node.xtables.chains("nat")
+        assert [node.rules("nat", it) for it in ("PREROUTING", "FOREIGN")] == [["-j KROUTE-SERVICES"], []]
+
+    async def test_a_rule_that_goes_to_a_chain_is_another_one_than_a_jump(self, node: Node) -> None:
+        going = RULES._replace(chains={**RULES.chains, "KROUTE-X": ["-g KROUTE-SERVICES"]})
+        await node.xtables.ensure(going)
+        assert await node.xtables.differences(going) == []
+        jumping = RULES._replace(chains={**RULES.chains, "KROUTE-X": ["-j KROUTE-SERVICES"]})
+        assert await node.xtables.ensure(jumping) == ["chain KROUTE-X has other rules"]
+
+    async def test_jumps_of_another_writer_of_kroutes_stay_in_front(self, node: Node) -> None:
+        others = TableRules("nat", {"KROUTENP-X": ["-j RETURN"]}, [("PREROUTING", "-j KROUTENP-X")], prefix="KROUTENP-")
+        await node.xtables.ensure(RULES)
+        await node.xtables.ensure(others)
+        for rules in (RULES, others):
+            assert await node.xtables.differences(rules) == []
+        assert node.rules("nat", "PREROUTING") == ["-j KROUTE-SERVICES", "-j KROUTENP-X"]
 
     async def test_only_jumps_of_neighbours_may_be_in_front_and_only_where_that_is_allowed(self, node: Node) -> None:
         rules = RULES._replace(after_neighbours=frozenset({"PREROUTING"}))

@@ -64,6 +64,9 @@ async def test_rules_that_are_right_keep_their_counters(xtables: Xtables) -> Non
     assert await xtables.ensure(RULES) == []
     counted = "[11:22] -A KROUTE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000"
     assert counted in saved()
+    counts = await xtables.packets("nat")
+    assert counts["KROUTE-MARK-MASQ"] == [11]
+    assert {chain: len(rules) for chain, rules in counts.items()} == {it: len(RULES.chains[it]) for it in RULES.chains}
     run("iptables-legacy -t nat -F KROUTE-SERVICES")
     assert await xtables.ensure(RULES) == ["chain KROUTE-SERVICES has other rules"]
     assert counted in saved()

@@ -14,7 +14,7 @@ from tests.scenarios.test_observation import scraped
 from tests.unit.planning.policies.cluster import egress, ingress, pods_with, policy
 
 __all__ = ["policies"]
-pytestmark = pytest.mark.nftables
+pytestmark = pytest.mark.each_firewall
 
 TO_WEB: Object = {"selector": {"matchLabels": {"app": "web-1"}}}
 OF_VISITOR: Object = {"selector": {"matchLabels": {"app": "visitor"}}}

@@ -13,15 +13,17 @@ import pytest
 
 from kroute.inspect import agent_socket
 from kroute.telemetry import statistics
+from tests.lab import policy_state
 from tests.lab.cluster import Node, Pod
 from tests.lab.deployment import Deployment, eventually, goes_on
+from tests.lab.firewall import backend
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.topology import WIRE, WIRE6
 from tests.lab.world import FAMILIES, Family, World
 from tests.unit.planning.policies.cluster import block, egress, ingress, namespace, pod, pods_with, policy, port
 
-pytestmark = [pytest.mark.nftables, pytest.mark.each_feed]
+pytestmark = [pytest.mark.each_firewall, pytest.mark.feed_in_turn(1)]
 
 HANGS_FOR = 1.0
 """Seconds without an answer after which a call is taken to hang; an answer comes within milliseconds."""
@@ -33,7 +35,7 @@ HOST_PORT = 9000
 FORGED_PORT = 7000
 
 
-SETTINGS = "--network-policies", "--firewall", "nftables"
+SETTINGS = "--network-policies", "--firewall", backend()
 WATCHMAN = "watchman"
 """The name of a pod of each node, of their namespace and of its policy. Nothing has their addresses."""
 
@@ -62,8 +64,12 @@ class Policies:
         await self.settled()
 
     async def delete(self, *items: Object) -> None:
+        """Delete policies. A file that is missing counts as deleted some time later."""
         self._deployment.delete(*items)
         await self.settled()
+        for name in self._deployment.agents:
+            for item in items:
+                await eventually(partial(has_no_group_of, self._nodes[name], item["metadata"]["name"]))
 
     async def settled(self) -> None:
         """Wait until all agents have written what was applied before."""
@@ -76,8 +82,13 @@ class Policies:
 
 
 def has_elements(node: Node, networks: tuple[str, str]) -> None:
-    for family, network in zip(("ip", "ip6"), networks, strict=True):
-        assert network in node.run("nft", "list", "ruleset", family)
+    """Wait for these elements, and for the end of those before them: what is no longer allowed leaves sets last."""
+    found = re.findall(r"(?:198\.18\.|2001:db8:1:)[\da-f.:]+", policy_state.written(node))
+    assert {*found} == {*networks}
+
+
+def has_no_group_of(node: Node, policy: str) -> None:
+    assert not re.search(rf'isolated by [^"]* {policy}\b', policy_state.written(node))
 
 
 def described(host: Pod, namespace: str = "shop") -> Object:
@@ -257,7 +268,7 @@ async def test_a_pod_that_claims_to_be_its_node_is_not_let_in(world: World, poli
             await eventually(lambda server=server: server.recv(100))
             await policies.apply(DENY_INGRESS)
             forge(world.visitor, number, family.of(node1), family.of(web))
-            await eventually(partial(has_dropped, node1, "ip6" if family.name == "IPv6" else "ip"))
+            await eventually(partial(has_dropped, node1, family.name))
             with pytest.raises(BlockingIOError):
                 server.recv(100)
             await policies.delete(DENY_INGRESS)
@@ -280,8 +291,7 @@ def forge(sender: Host, family: int, source: str, destination: str) -> None:
 
 
 def has_dropped(node: Node, family: str) -> None:
-    listed = node.run("nft", "list", "table", family, "kroute-policies")
-    assert re.search(r"packets [1-9]\d* bytes \d+ drop", listed), listed
+    assert policy_state.dropped(node, family) > 0
 
 
 async def test_a_connection_that_was_allowed_goes_on(world: World, deployment: Deployment, policies: Policies) -> None:
@@ -323,13 +333,13 @@ async def test_pods_stay_isolated_without_an_agent_and_a_new_one_writes_nothing(
     web, node1 = world.web[0], world.cluster.node("node1")
     await policies.start("node1")
     await policies.apply(DENY_INGRESS)
-    before = written(node1)
+    before = policy_state.written(node1)
     await deployment.stop()
     await hangs(world.visitor, web.ip)
     await deployment.start(*SETTINGS, nodes=("node1",))
     assert (await eventually(partial(adopted, node1)))["writes"] == 0
     await hangs(world.visitor, web.ip)
-    assert written(node1) == before
+    assert policy_state.written(node1) == before
     plan = await node1.kroute("plan", *SETTINGS)
     assert await plan.wait() == 0, plan.log.read_text()
 
@@ -350,7 +360,7 @@ async def test_an_agent_without_the_setting_opens_what_an_earlier_one_has_isolat
     await policies.apply(DENY_INGRESS)
     await deployment.stop()
     await hangs(world.visitor, web.ip)
-    await deployment.start("--firewall", "nftables", nodes=("node1",))
+    await deployment.start("--firewall", backend(), nodes=("node1",))
     await eventually(partial(has_no_policies, node1))
     for family in FAMILIES:
         await reaches(world.visitor, family.of(web))
@@ -373,10 +383,4 @@ async def test_cleanup_opens_what_an_agent_that_was_killed_has_isolated(
 
 
 def has_no_policies(node: Node) -> None:
-    assert "kroute-policies" not in node.run("nft", "list", "tables")
-
-
-def written(node: Node) -> str:
-    """The rules and sets with the handles that the kernel has numbered them by."""
-    tables = [node.run("nft", "-a", "list", "table", family, "kroute-policies") for family in ("ip", "ip6")]
-    return re.sub(r"packets \d+ bytes \d+", "", "".join(tables))
+    assert policy_state.written(node) == ""

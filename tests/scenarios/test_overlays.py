@@ -54,7 +54,6 @@ async def test_tunnels_carry_large_requests_of_pods_nodes_and_clients(world: Wor
         assert carried(node1) - before > 3 * LARGE
 
 
-@pytest.mark.nftables
 async def test_policies_judge_what_is_in_the_tunnel(world: World, deployment: Deployment) -> None:
     client, web = world.web[1:]
     deployment.apply(namespace("shop"), *map(described, [*world.web, world.visitor]))

@@ -52,9 +52,9 @@ def set_definitions(room: Room = ROOM) -> list[SetDefinition]:
 BY_NAME = {set_name(family, which): which for family in Family for which in AddressSet}
 
 
-async def are_present(ipset: IpsetClient) -> bool:
-    """Whether the kernel has sets of kroute's. Raises KernelError."""
-    return any(name.startswith((PREFIX, POLICIES)) for name in await ipset.names())
+async def are_present(ipset: IpsetClient, *prefixes: str) -> bool:
+    """Whether the kernel has sets whose names have one of the prefixes. Raises KernelError."""
+    return any(name.startswith(prefixes) for name in await ipset.names())
 
 
 async def destroy_sets(ipset: IpsetClient, prefix: str, report: CleanupReport) -> None:

@@ -122,7 +122,7 @@ class IptablesFirewall(IptablesTables):
         """Return at once: neither ipset nor the tables report their changes."""
 
     async def is_present(self) -> bool:
-        return await are_present(self._ipset)
+        return await are_present(self._ipset, PREFIX)
 
     async def remove(self, report: CleanupReport) -> None:
         await super().remove(report)

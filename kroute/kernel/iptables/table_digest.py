@@ -1,4 +1,4 @@
-"""The digest of a legacy table, which is that of its entries without their traffic counters; and its chains.
+"""The digest of a legacy table, which is that of its entries without their traffic counters; its chains and counters.
 
 The structures are those of include/uapi/linux/netfilter_ipv4/ip_tables.h and netfilter_ipv6/ip6_tables.h. The kernel
 gives a table whole or not at all, and needs no lock for it. Any socket may ask with CAP_NET_ADMIN; that of the iptables
@@ -47,6 +47,8 @@ _LAYOUTS: dict[int, _Layout] = {
     socket.AF_INET6: _Layout(socket.IPPROTO_IPV6, target_offset=140, next_offset=142, counters=152),
 }
 _OFFSET = struct.Struct("=H")
+_PACKETS = struct.Struct("=Q")
+"""The first of an entry's counters."""
 _ERROR_TARGET = struct.Struct("=H29sB30s")
 """Bytes, name and revision of a target; and the chain's name, where the name is ERROR: such an entry heads a chain."""
 
@@ -64,15 +66,29 @@ def table_digest(family: int, listing: bytes) -> int:
 
 def legacy_chains(family: int, name: str) -> list[str]:
     """The chains of a table, without the built-in ones. Raises KernelError; makes a table that does not exist yet."""
+    return list(legacy_packets(family, name))
+
+
+def legacy_packets(family: int, name: str) -> dict[str, list[int]]:
+    """How many packets have matched each rule, by its chain. Raises KernelError, and makes a table, as above."""
     layout, listing = _LAYOUTS[family], read_table(family, name)
-    found = []
+    found: dict[str, list[int]] = {}
+    rules: list[int] = []  # at first those of the built-in chains
     for start, end in _entries(listing, layout):
-        target = start + int(_OFFSET.unpack_from(listing, start + layout.target_offset)[0])
-        if target + _ERROR_TARGET.size <= end:
-            _size, kind, _revision, chain = _ERROR_TARGET.unpack_from(listing, target)
-            if to_text(kind) == "ERROR":
-                found.append(to_text(chain))
-    return found[:-1]  # the last one is the table's end
+        if (chain := _headed(listing, start + _offset(listing, start + layout.target_offset), end)) is not None:
+            rules = found[chain] = []
+        else:
+            rules.append(_PACKETS.unpack_from(listing, start + layout.counters)[0])
+    # Without the table's end, and without the return at the end of each chain.
+    return {chain: found[chain][:-1] for chain in list(found)[:-1]}
+
+
+def _headed(listing: bytes, target: int, end: int) -> str | None:
+    """The chain at whose head this entry is; None if it is a rule."""
+    if target + _ERROR_TARGET.size > end:
+        return None
+    _size, kind, _revision, chain = _ERROR_TARGET.unpack_from(listing, target)
+    return to_text(chain) if to_text(kind) == "ERROR" else None
 
 
 def legacy_outline(family: int, name: str) -> bytes:
@@ -115,11 +131,15 @@ def read_table(family: int, name: str) -> bytes:
                     raise
 
 
+def _offset(listing: bytes, at: int) -> int:
+    return int(_OFFSET.unpack_from(listing, at)[0])
+
+
 def _entries(listing: bytes, layout: _Layout) -> Iterator[tuple[int, int]]:
     """Where each entry begins and ends. Raises KernelError EBADMSG."""
     start = _INFO.size
     while start + layout.counters + _COUNTERS_SIZE <= len(listing):
-        end = start + int(_OFFSET.unpack_from(listing, start + layout.next_offset)[0])
+        end = start + _offset(listing, start + layout.next_offset)
         if end <= start:
             raise KernelError(f"cannot read a table: {os.strerror(errno.EBADMSG)}", errno=errno.EBADMSG)
         yield start, end

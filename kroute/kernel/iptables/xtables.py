@@ -15,7 +15,7 @@ from kroute.kernel.digest import Digest
 from kroute.kernel.errors import KernelError
 from kroute.kernel.iptables import tools
 from kroute.kernel.iptables.rule import ParsedRule, parse_rule
-from kroute.kernel.iptables.table_digest import legacy_chains, read_table, table_digest
+from kroute.kernel.iptables.table_digest import legacy_chains, legacy_packets, read_table, table_digest
 from kroute.kernel.iptables.tools import SavedRule, SavedTable, Variant, parse_saved
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import Table
@@ -100,6 +100,12 @@ class Xtables:
         family, name = Table(self._variant.family, table).listed_as
         async with Nftables() as nftables:
             return [chain.name for chain in await nftables.chains() if (chain.family, chain.table) == (family, name)]
+
+    async def packets(self, table: str) -> Mapping[str, Sequence[int]]:
+        """How many packets have matched each rule of a legacy table, by its chain, without those that are built in."""
+        if self._variant.name != "legacy" or not await self.is_used(table):
+            return {}
+        return await asyncio.to_thread(legacy_packets, self._variant.family, table)
 
     async def digest(self, tables: Sequence[str]) -> Digest:
         """A digest of the tables without their counters, and how many of them exist. Makes none, and needs no lock."""

@@ -7,7 +7,7 @@ import pytest
 
 from kroute.agent import wiring as module
 from kroute.agent.wiring import Agent
-from kroute.firewall.backend import Choice, no_policies
+from kroute.firewall.backend import Choice
 from kroute.firewall.nftables.names import POLICY_TABLES
 from kroute.model.node_facts import NodeInterfaces
 from kroute.model.objects import Applied, Listed
@@ -203,12 +203,5 @@ async def test_network_policies_are_written_without_services_and_services_planne
     assert not controller.wake.is_set(), "a Service is nothing to it"
 
 
-@pytest.mark.parametrize(("firewall", "asked"), [("nftables", False), ("iptables", True)])
-async def test_nothing_is_loaded_for_network_policies_where_they_are_not_enforced(
-    firewall: str, *, asked: bool
-) -> None:
-    agent = new_agent(None, firewall, network_policies=asked)
-    assert agent._controllers.network_policy is None
-    assert no_policies(agent._settings) == (
-        ["the firewall's backend iptables cannot enforce network policies"] if asked else []
-    )
+async def test_nothing_is_loaded_for_network_policies_where_they_are_not_enforced() -> None:
+    assert new_agent(None, "nftables")._controllers.network_policy is None

@@ -37,7 +37,7 @@ async def test_otherwise_all_is_well(otherwise: dict[str, object]) -> None:
     assert await level(**otherwise) is Level.OK
 
 
-ENFORCED = {"network_policies": True, "firewall": "nftables"}
+ENFORCED = {"network_policies": True}
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,6 @@ ENFORCED = {"network_policies": True, "firewall": "nftables"}
         (ENFORCED, "bridge", ("1", "0"), True, [Level.WARNING]),
         (ENFORCED, "bridge", ("1", "0"), False, [Level.OK]),
         (ENFORCED, "veth", ("0", "0"), True, [Level.OK]),
-        ({**ENFORCED, "firewall": "iptables"}, "veth", ("1", "1"), True, [Level.FAIL]),
     ],
 )
 async def test_policies_hold_on_a_bridge_under_br_netfilter(

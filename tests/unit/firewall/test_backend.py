@@ -8,6 +8,7 @@ import pytest
 
 from kroute.checks import preflight
 from kroute.firewall import backend
+from kroute.firewall.iptables.address_sets import POLICIES
 from kroute.firewall.nftables.firewall import NftablesFirewall
 from kroute.firewall.nftables.names import POLICY_TABLES
 from kroute.firewall.protocol import Prerequisites
@@ -17,7 +18,7 @@ from kroute.kernel.nftables.objects import AddTable
 from kroute.model.addresses import Family
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import FIREWALLS, Settings
-from tests.fakes.kernel import FakeKernel
+from tests.fakes.kernel import FakeKernel, FakeSet
 from tests.fakes.node_kernel import FakeNodeKernel, open_fake_kernel
 
 AUTO = Settings("node1")
@@ -95,7 +96,7 @@ async def test_only_what_has_left_something_is_opened_for_undoing(node: Node) ->
         assert firewalls == []
     assert "xtables" not in node.opened[-1]
     await node.make_sets()
-    async with backend.open_what_stands(AUTO) as (settings, _, [firewall]):
+    async with backend.open_what_stands(AUTO) as (settings, _, [firewall, _]):
         assert await firewall.is_present()
         assert settings.firewall == "iptables"
     assert {"xtables", "ipset", "ipvs"} <= node.opened[-1]
@@ -111,6 +112,17 @@ async def test_tables_of_network_policies_alone_are_found_and_undone(node: Node,
         for each in left:
             await each.remove(report)
     assert report.undone == [f"delete table {POLICY_TABLES[family]}"]
+    assert await backend.present(AUTO) == []
+
+
+async def test_sets_of_network_policies_alone_are_found_and_undone(node: Node) -> None:
+    node.kernel.sets[f"{POLICIES}OWN"] = FakeSet(SetDefinition(f"{POLICIES}OWN", "hash:net,net"))
+    assert await backend.present(AUTO) == ["iptables"]
+    report = CleanupReport()
+    async with backend.open_what_stands(AUTO) as (_, _, left):
+        for each in left:
+            await each.remove(report)
+    assert report.undone == [f"destroy set {POLICIES}OWN"]
     assert await backend.present(AUTO) == []
 
 

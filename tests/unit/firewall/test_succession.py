@@ -17,6 +17,7 @@ from kroute.settings import Settings
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.node_kernel import FakeNodeKernel, open_fake_kernel
 from tests.unit.fake_node import node_plan
+from tests.unit.planning.policies.cluster import Cluster, namespace, pod, policy
 
 NODE = node_plan().node
 T4 = POLICY_TABLES[Family.IPV4]
@@ -132,6 +133,21 @@ async def test_policies_of_an_earlier_run_go_and_the_rest_stays(node: Node) -> N
         await succession.remove_policies(named("nftables"))
     assert node.kernel.nft.tables.keys() == rest
     assert [(it["event"], it["undone"]) for it in logs] == [("policies.removed", 1)]
+
+
+async def test_chains_and_sets_of_policies_go_without_those_of_services(node: Node) -> None:
+    await node.write("iptables")
+    services = node.kernel.sets.keys() | set()
+    cluster = Cluster(namespace("shop"), pod("web", "10.244.1.5"), policy(policyTypes=["Ingress", "Egress"]))
+    async with node.open() as clients:
+        policies = backend.policies_of(named("iptables"), clients)
+        assert await policies.restore(cluster.catalog.groups(), cluster.catalog.pods) != []
+    mangle = node.kernel.tables[Family.IPV4.number, "mangle"].chains
+    assert {name.partition("-")[0] for name in mangle if "-" in name} == {"KROUTE", "KROUTENP"}
+    await succession.remove_policies(named("iptables"))
+    assert node.kernel.sets.keys() == services
+    assert {name.partition("-")[0] for name in mangle if "-" in name} == {"KROUTE"}
+    assert not any("KROUTENP" in rule for table in node.kernel.tables.values() for rule in table.chains["INPUT"])
 
 
 async def test_what_keeps_policies_from_being_removed_is_said_once_and_tried_again(

@@ -233,17 +233,15 @@ def known() -> PolicyCatalog:
     return made
 
 
-async def test_network_policies_are_compared_too(tmp_path: Path) -> None:
-    node = FakeNode(tmp_path, firewall="nftables", network_policies=True)
+@pytest.mark.parametrize(
+    ("firewall", "change"),
+    [("nftables", "add table {0} kroute-policies"), ("iptables", "add 10.244.1.5 to set KROUTENP-INGRESS")],
+)
+async def test_network_policies_are_compared_too(tmp_path: Path, firewall: str, change: str) -> None:
+    node = FakeNode(tmp_path, firewall=firewall, network_policies=True)
     found = await planned(node, *PLANS, policies=known())
-    assert {"add table ip kroute-policies", "add table ip6 kroute-policies"} <= {*of(found, "")}
+    assert {change.format("ip"), change.format("ip6")} <= {*of(found, "")}
     assert node.wiring.network_policy is not None
     node.wiring.network_policy.take_changes(OBJECTS)
     await node.start(*PLANS)
     assert await planned(node, *PLANS, policies=known()) == PlannedChanges([], [])
-
-
-async def test_without_the_backend_for_them_network_policies_are_a_problem(tmp_path: Path) -> None:
-    node = FakeNode(tmp_path, network_policies=True)
-    found = await planned(node, *PLANS, policies=known())
-    assert found.problems == ["the firewall's backend iptables cannot enforce network policies"]

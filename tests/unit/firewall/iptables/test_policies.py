@@ -1,0 +1,230 @@
+"""Network policies in iptables and ipset: names, rules, and the order of writes, on a fake kernel."""
+
+import itertools
+
+import pytest
+
+from kroute.firewall.iptables.address_sets import POLICIES
+from kroute.firewall.iptables.policy_rules import (
+    LONGEST_COMMENT,
+    Group,
+    networks_of,
+    placed,
+    pods_of,
+    ports_of,
+    standing_sets,
+    table_rules,
+)
+from kroute.firewall.iptables.policy_tables import PolicyChains
+from kroute.firewall.sets import ROOM
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipset import AddEntry
+from kroute.kernel.iptables.rule import parse_rule
+from kroute.model.addresses import Family
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import Protocol
+from kroute.model.policy_plan import ANY, Direction, GroupKey, PolicyChange, PortElement, PortRange
+from kroute.planning.policies.rules import DEFAULTS
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.node_kernel import FakeNodeKernel
+from tests.unit.planning.policies.cluster import (
+    Cluster,
+    block,
+    egress,
+    ingress,
+    namespace,
+    pod,
+    pods_with,
+    policy,
+    port,
+)
+
+WEB = pod("web", "10.244.1.5", "fd00:244:1::5", ports=[port("http", 8080)], app="web")
+CLIENT = pod("client", "10.244.2.7", "fd00:244:2::7", on="node2", app="client")
+INGRESS = GroupKey(Direction.INGRESS, (ObjectKey("shop", "clients"),))
+EGRESS = GroupKey(Direction.EGRESS, (ObjectKey("shop", "out"),))
+RANGE, ALL_UDP = PortRange(Protocol.TCP, 8000, 8100), PortRange(Protocol.UDP, 0, 65535)
+V4, V6 = Family
+
+
+def test_names_fit_and_are_the_same_after_a_restart() -> None:
+    group = Group.of(INGRESS)
+    sets = [*standing_sets(group), networks_of(group, V6, RANGE)]
+    assert len(group.chain) <= 28
+    assert all(len(one.name) <= 31 and one.name.startswith(POLICIES) for one in sets)
+    assert len({one.name for one in sets}) == len(sets)
+    assert group.chain == "KROUTENP-I-SWARDD2NCJMKVNBO"
+
+
+def test_a_set_has_room_for_all_that_a_group_may_allow() -> None:
+    """A network of every address is two elements."""
+    assert 2 * DEFAULTS.elements <= ROOM.first
+
+
+@pytest.mark.parametrize("name", ['x" -j ACCEPT -m comment --comment "', "x" * 300, "x\\", "naïve"])
+def test_no_name_of_a_policy_breaks_a_rule(name: str) -> None:
+    group = Group.of(INGRESS._replace(policies=(ObjectKey("shop", name),)))
+    [*_, last] = table_rules(V4, standing_sets(group))["mangle"].chains[group.chain]
+    parsed = parse_rule(last, V4.number)
+    assert (parsed.target.name, [match.name for match in parsed.matches]) == ("DROP", ["comment"])
+    assert len(group.comment.encode()) <= LONGEST_COMMENT
+
+
+@pytest.mark.parametrize(
+    ("element", "ports", "elements"),
+    [
+        (("10.0.0.0/8", *ANY), ANY, [("10.0.0.0/8",)]),
+        (("10.1.0.1/32", 6, 80, 80), None, [("10.1.0.1/32", 6, 80)]),
+        (("fd00::/8", *RANGE), RANGE, [("fd00::/8",)]),
+        (("0.0.0.0/0", 17, 53, 53), None, [("0.0.0.0/1", 17, 53), ("128.0.0.0/1", 17, 53)]),
+        (("::/0", *ALL_UDP), ALL_UDP, [("::/1",), ("8000::/1",)]),
+    ],
+)
+def test_what_is_allowed_is_in_the_set_of_its_ports(
+    element: tuple[object, ...], ports: PortRange | None, elements: list[object]
+) -> None:
+    one, found = placed(Group.of(INGRESS), PortElement(*element))  # type: ignore[arg-type]
+    assert (one.ports, one.family, found) == (ports, V6 if ":" in str(element[0]) else V4, elements)
+
+
+def test_the_rules_lead_to_groups_which_return_what_they_allow() -> None:
+    into, out = Group.of(INGRESS), Group.of(EGRESS)
+    sets = [pods_of(into, V4), ports_of(into, V4), networks_of(into, V4, ANY), networks_of(into, V4, RANGE)]
+    sets += [networks_of(into, V4, ALL_UDP), pods_of(out, V4), ports_of(out, V4), pods_of(out, V6)]
+    rules = table_rules(V4, sets)
+    assert rules["mangle"].chains["KROUTENP-INGRESS"] == [
+        f"-m set --match-set {pods_of(into, V4).name} dst -g {into.chain}"
+    ]
+    returns = '-m comment --comment "allowed" -j RETURN'
+    of_range = f"-p tcp -m multiport --dports 8000:8100 -m set --match-set {networks_of(into, V4, RANGE).name} src"
+    allowed = {
+        f"-m set --match-set {networks_of(into, V4, ANY).name} src {returns}",
+        f"-p udp -m set --match-set {networks_of(into, V4, ALL_UDP).name} src {returns}",
+        f"{of_range} {returns}",
+        f'-m set --match-set {ports_of(into, V4).name} src,dst -m comment --comment "an allowed port" -j RETURN',
+    }
+    *returning, last = rules["mangle"].chains[into.chain]
+    assert {*returning} == allowed
+    assert last == '-m comment --comment "isolated by shop: clients" -j DROP'
+    assert rules["nat"].chains == {
+        "KROUTENP-EGRESS": [f"-m set --match-set {pods_of(out, V4).name} src -g {out.chain}"],
+        out.chain: [
+            f'-m set --match-set {ports_of(out, V4).name} dst,dst -m comment --comment "an allowed port" -j RETURN',
+            '-m comment --comment "isolated by shop: out" -j QUEUE',
+        ],
+    }
+    texts = [text for table in rules.values() for chain in table.chains.values() for text in chain]
+    assert "KROUTENP-6-" not in " ".join(texts), "that is of the other family"
+
+
+class Kernel:
+    """A fake kernel with the chains and sets, and a plan that they follow."""
+
+    def __init__(self, *items: object) -> None:
+        self.kernel = FakeKernel()
+        self.cluster = Cluster(namespace("shop"), *items)  # type: ignore[arg-type]
+
+    async def adopted(self) -> PolicyChains:
+        clients = await FakeNodeKernel.of(self.kernel).open()
+        self.chains = PolicyChains(clients.ipset, clients.xtables)
+        await self.chains.restore(self.cluster.catalog.groups(), self.cluster.catalog.pods)
+        return self.chains
+
+    async def make(self, change: PolicyChange | None) -> list[str]:
+        """Make a change; returns what was written."""
+        self.kernel.writes.clear()
+        assert change is not None
+        await self.chains.write(change)
+        return [str(one) for one in self.kernel.writes]
+
+    @property
+    def rules(self) -> int:
+        """How many rules mangle has for IPv4."""
+        return sum(map(len, self.kernel.tables[V4.number, "mangle"].chains.values()))
+
+
+async def test_a_peer_is_one_element_of_each_family_and_no_rule() -> None:
+    node = Kernel(WEB, ingress(pods_with(app="client"), ports=[{"port": "http"}]))
+    await node.adopted()
+    writes = await node.make(node.cluster.after(CLIENT))
+    assert sorted(one.rpartition(" ")[0] for one in writes) == [
+        "add 10.244.2.7/32,TCP,8080 to set",
+        "add fd00:244:2::7/128,TCP,8080 to set",
+    ]
+
+
+async def test_a_group_is_whole_before_pods_are_led_to_it_and_goes_when_none_is() -> None:
+    node = Kernel(WEB, CLIENT, policy("other", selector={"matchLabels": {"app": "other"}}))
+    await node.adopted()
+    writes = await node.make(node.cluster.after(ingress(pods_with(app="client"), name="clients")))
+    kinds = [kind_of(one) for one in writes]
+    assert [kind for kind, _ in itertools.groupby(kinds)] == ["create", "fill", "commit", "lead"]
+    node.cluster.delete(ingress(name="clients"))
+    writes = await node.make(node.cluster.plan())
+    assert node.kernel.sets == {}
+    assert node.rules == 0
+
+
+def kind_of(write: str) -> str:
+    if write.startswith("add"):
+        return "lead" if any(f"to set {POLICIES}{it}" in write for it in ("6-OWN", "OWN", "6-ING", "ING")) else "fill"
+    return write.partition(" ")[0]
+
+
+async def test_a_pod_whose_group_changes_is_led_to_the_new_one_by_the_commit_that_deletes_the_old_one() -> None:
+    node = Kernel(WEB, CLIENT, policy("deny"))
+    await node.adopted()
+    [before] = [chain for chain in node.kernel.tables[V4.number, "mangle"].chains if chain.startswith("KROUTENP-I-")]
+    writes = await node.make(node.cluster.after(ingress(pods_with(app="client"), name="clients")))
+    [after] = [chain for chain in node.kernel.tables[V4.number, "mangle"].chains if chain.startswith("KROUTENP-I-")]
+    assert before != after
+    commits = [at for at, one in enumerate(writes) if one == "commit table mangle"]
+    assert len(commits) == 2, "one of each family"
+    assert all("KROUTENP-P-" in one for one in writes[commits[0] :] if "10.244.1.5 " in one)
+    assert [one for one in writes[: commits[0]] if one.startswith("add 10.244.1.5 ")] == [
+        f"add 10.244.1.5 to set KROUTENP-P-{after.rpartition('-')[2]}"
+    ]
+    assert not any("OWN" in one or "KROUTENP-INGRESS" in one for one in writes)
+
+
+async def test_an_element_that_is_refused_keeps_no_other_waiting_and_the_next_restore_writes_it() -> None:
+    node = Kernel(WEB, ingress(pods_with(app="client")))
+    await node.adopted()
+    node.kernel.refuse(lambda change: isinstance(change, AddEntry) and change.element == ("10.244.2.7/32",), 12)
+    with pytest.raises(KernelError, match=r"10\.244\.2\.7"):
+        await node.make(node.cluster.after(CLIENT))
+    assert any(found.elements == {("fd00:244:2::7/128",)} for found in node.kernel.sets.values())
+    assert not await node.chains.is_untouched()
+    node.kernel.accept_all()
+    drift = await node.chains.restore(node.cluster.catalog.groups(), node.cluster.catalog.pods)
+    assert [one.split(" ", 2)[2] for one in drift] == ["lacked 1 elements"]
+    assert await node.chains.is_untouched()
+
+
+async def test_a_kernel_without_ipv6_isolates_over_ipv4() -> None:
+    node = Kernel(pod("web", "10.244.1.5", app="web"), policy("deny", policyTypes=["Ingress", "Egress"]))
+    node.kernel.ipv6 = False
+    chains = await node.adopted()
+    assert await chains.is_untouched()
+    assert (V6.number, "mangle") not in node.kernel.tables
+    assert node.rules > 0
+
+
+async def test_what_changes_write_is_what_a_restart_would_write() -> None:
+    node = Kernel(WEB, CLIENT)
+    await node.adopted()
+    ports = [{"port": 8000, "endPort": 8100}, {"protocol": "UDP"}, {"protocol": "SCTP", "port": 9}]
+    story = [
+        ingress(pods_with(app="client"), block("0.0.0.0/0", "10.0.0.0/8"), ports=ports, name="in"),
+        egress(block("::/0"), block("0.0.0.0/0"), ports=ports, name="out"),
+        ingress(block("0.0.0.0/1"), ports=ports[:1], name="in"),
+        egress(block("::/0"), ports=ports[1:], name="out"),
+        ingress(name="in"),
+    ]
+    for step in story:
+        await node.make(node.cluster.after(step))
+        clients = await FakeNodeKernel.of(node.kernel).open()
+        again = PolicyChains(clients.ipset, clients.xtables)
+        node.kernel.writes.clear()
+        assert await again.restore(node.cluster.catalog.groups(), node.cluster.catalog.pods) == []
+        assert node.kernel.writes == []
