@@ -294,6 +294,31 @@ def has_dropped(node: Node, family: str) -> None:
     assert policy_state.dropped(node, family) > 0
 
 
+UNTRACKED = f"""
+add table inet untracked
+add chain inet untracked in {{ type filter hook prerouting priority raw; }}
+add chain inet untracked out {{ type filter hook output priority raw; }}
+add rule inet untracked in udp dport {HOST_PORT} notrack
+add rule inet untracked out udp sport {HOST_PORT} notrack
+"""
+
+
+async def test_what_conntrack_does_not_track_is_judged_too(world: World, policies: Policies) -> None:
+    """As queries to NodeLocal DNSCache, which is on the node."""
+    node1 = world.cluster.node("node1")
+    await node1.serve(udp=HOST_PORT)
+    await policies.start("node1")
+    node1.run("nft", "-f", "-", stdin=UNTRACKED)
+    by_visitor = {"selector": {"matchLabels": {"app": "visitor"}}}
+    hosts = [block(f"{node1.ip}/32"), block(f"{node1.ip6}/128")]
+    for number in (HOST_PORT + 1, HOST_PORT):
+        await policies.apply(egress(*hosts, ports=[{"protocol": "UDP", "port": number}], **by_visitor))
+        for family in FAMILIES:
+            await (reaches if number == HOST_PORT else hangs)(world.visitor, family.of(node1), HOST_PORT, "udp")
+    node1.run("nft", "delete table inet untracked")
+    await node1.stop_serving()
+
+
 async def test_a_connection_that_was_allowed_goes_on(world: World, deployment: Deployment, policies: Policies) -> None:
     web = world.web[0]
     addresses = served(deployment, 20, web)
@@ -342,6 +367,42 @@ async def test_pods_stay_isolated_without_an_agent_and_a_new_one_writes_nothing(
     assert policy_state.written(node1) == before
     plan = await node1.kroute("plan", *SETTINGS)
     assert await plan.wait() == 0, plan.log.read_text()
+
+
+@pytest.mark.legacy
+@pytest.mark.nftables
+async def test_pods_stay_isolated_while_one_backend_replaces_the_other(
+    world: World, deployment: Deployment, policies: Policies
+) -> None:
+    web, node1 = world.web[0], world.cluster.node("node1")
+    await policies.start("node1")
+    await policies.apply(DENY_INGRESS)
+    with (
+        closing(web.namespace.socket(socket.AF_INET6, socket.SOCK_DGRAM)) as server,
+        closing(world.visitor.namespace.socket(socket.AF_INET6, socket.SOCK_DGRAM)) as client,
+    ):
+        server.bind((web.ip6, FORGED_PORT))
+        sending = asyncio.create_task(send_again_and_again(client, (web.ip6, FORGED_PORT)))
+        for name in ("nftables", "iptables"):
+            await deployment.stop()
+            await deployment.start("--network-policies", "--firewall", name, nodes=("node1",))
+            await eventually(partial(has_policies_of, node1, name), within=30)
+        sending.cancel()
+        with pytest.raises(BlockingIOError):
+            server.recv(100)
+
+
+async def send_again_and_again(client: socket.socket, destination: tuple[str, int]) -> None:
+    while True:
+        client.sendto(b"?", destination)
+        await asyncio.sleep(0.01)
+
+
+def has_policies_of(node: Node, name: str) -> None:
+    """Wait until this backend enforces policies, and the other does not."""
+    tables = "kroute-policies" in node.run("nft", "list", "tables")
+    sets = "KROUTENP-" in node.run("ipset", "list", "-name")
+    assert (tables, sets) == (name == "nftables", name == "iptables")
 
 
 async def adopted(node: Node) -> Object:
