@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 
 import pytest
 
@@ -14,16 +15,18 @@ from tests.lab.answers import ask_json
 from tests.lab.cluster import Node, Pod
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.feed import ApiFeed, control_plane
-from tests.lab.kube_router import HEALTH_PORT, NFT_TABLES, KubeRouterFirewall
+from tests.lab.kube_router import HEALTH_PORT, NFT_TABLES, KubeRouter
 from tests.lab.load import Way, constant_load
 from tests.lab.namespaces import CommandError
-from tests.lab.objects import Object
+from tests.lab.objects import Object, endpoint_slices, service
+from tests.lab.other_proxies import wiped
 from tests.lab.world import FAMILIES, World
 from tests.scenarios.test_migrate import migrate
 from tests.unit.planning.policies.cluster import ingress, namespace, pod, pods_with
 
 pytestmark = [pytest.mark.nftables, pytest.mark.legacy]  # kube-router needs ip_set, even for its own tables
 POLICIES = ("--network-policies", "--firewall", "nftables")
+VIPS = tuple(family.service_ip for family in FAMILIES)
 THEIRS = re.compile(r"KUBE-|kube-router")
 
 
@@ -43,16 +46,14 @@ def objects_of(world: World) -> list[Object]:
 
 @pytest.fixture
 def node1(world: World) -> Iterator[Node]:
-    """A node whose tables of iptables are emptied afterwards. Request it before `deployment`."""
+    """A node that is wiped afterwards. Request it before `deployment`."""
     node = world.cluster.node("node1")
-    yield node
-    for command in (
-        *(f"{tool}-legacy -t filter {flag}" for tool in ("iptables", "ip6tables") for flag in ("-F", "-X")),
-        *("nft delete table ip filter", "nft delete table ip6 filter", "ipset destroy"),
-        *("nft delete table ip kube-router-filter-ipv4", "nft delete table ip6 kube-router-filter-ipv6"),
-    ):
-        with contextlib.suppress(CommandError):
-            node.run(*command.split())
+    with wiped(node):
+        yield node
+    for family, number in (("ip", 4), ("ip6", 6)):
+        for table in ("filter", "nat", "mangle", f"kube-router-filter-ipv{number}"):
+            with contextlib.suppress(CommandError):
+                node.run("nft", "delete", "table", family, table)
 
 
 @asynccontextmanager
@@ -64,7 +65,7 @@ async def refused_throughout(client: Pod, to: Pod) -> AsyncIterator[list[str]]:
         while True:
             with contextlib.suppress(Exception):
                 await client.http(address, 8080, timeout=0.3)
-                answered.append(address)
+                answered.append(f"{datetime.now(UTC):%T.%f} {address}")
             await asyncio.sleep(0.05)
 
     tasks = [asyncio.create_task(call(family.of(to))) for family in FAMILIES]
@@ -83,39 +84,69 @@ def said_of_policies(report: dict) -> list[tuple[str, str]]:
     return [(it["level"], it["message"]) for it in report["items"] if it["check"] == "network policies"]
 
 
-@pytest.mark.parametrize("how", ["legacy", "nft-variant", NFT_TABLES])
-async def test_kube_routers_rules_of_policies_go_when_kroutes_stand(
-    how: str, world: World, node1: Node, deployment: Deployment
-) -> None:
+@asynccontextmanager
+async def isolated(world: World, deployment: Deployment, how: str, *, serves: bool) -> AsyncIterator[KubeRouter]:
+    """Run kube-router on node1, with a policy for web-1 that holds at every moment until the end of the `with`."""
     program = kubernetes.program("kube-router")
     if program is None:
         pytest.skip(str(kubernetes.missing("kube-router")))
     web, allowed, denied = world.web
+    await asyncio.gather(*(denied.http(family.of(web), 8080) for family in FAMILIES))
     items = objects_of(world)
     feed = ApiFeed(control_plane(world.cluster))
     for item in (*deployment.node_objects, *items):
         feed.put(item)
     deployment.apply(*items)
-    firewall = KubeRouterFirewall(node1, feed, program, how)
+    router = KubeRouter(world.cluster.node("node1"), feed, program, how, serves=serves)
     try:
-        await firewall.start(web.ip, web.ip6)
+        await router.start(web.ip, web.ip6)
         async with (
             refused_throughout(denied, web) as answered,
             constant_load([Way(allowed, family.of(web), 8080) for family in FAMILIES], pace=0.2) as load,
         ):
-            await beside_its_firewall(deployment, node1)
-            firewall.end()
-            _, report = await ask_json(node1, *check(deployment))
-            assert any("it may have ended" in message for _, message in said_of_policies(report))
-            assert "nothing of kube-router's is left" in await migrate(node1, "--from", "kube-router", "--take-over")
-            assert left(node1) == []
-            _, report = await ask_json(node1, *check(deployment))
-            assert all(level == "OK" for level, _ in said_of_policies(report)), report
+            yield router
             await load.goes_on(1)
         assert answered == []
         assert not load.failures
     finally:
-        firewall.close()
+        router.close()
+
+
+@pytest.mark.parametrize("how", ["legacy", "nft-variant", NFT_TABLES])
+async def test_kube_routers_rules_of_policies_go_when_kroutes_stand(
+    how: str, world: World, node1: Node, deployment: Deployment
+) -> None:
+    async with isolated(world, deployment, how, serves=False) as router:
+        await beside_its_firewall(deployment, node1)
+        router.end()
+        _, report = await ask_json(node1, *check(deployment))
+        assert any("it may have ended" in message for _, message in said_of_policies(report))
+        assert "nothing of kube-router's is left" in await migrate(node1, "--from", "kube-router", "--take-over")
+        assert left(node1) == []
+        _, report = await ask_json(node1, *check(deployment))
+        assert all(level == "OK" for level, _ in said_of_policies(report)), report
+
+
+async def test_an_agent_that_takes_a_node_over_takes_the_policies_too(
+    world: World, node1: Node, deployment: Deployment
+) -> None:
+    web = world.web[0]
+    deployment.apply(service("web", *VIPS), *endpoint_slices("web", world.web))
+    async with isolated(world, deployment, "legacy", serves=True) as router:
+        await deployment.start(*POLICIES, "--take-over-after", "1s", nodes=("node1",), wait=False)
+
+        async def waits() -> None:
+            _, status = await ask_json(node1, "status", "--state-dir", str(node1.state_dir))
+            assert "WaitingForServiceProxy" in json.dumps(status)
+
+        await eventually(waits, within=60)
+        assert [line for line in left(node1) if "KUBE-POD-FW-" in line and web.ip in line]
+        router.end()
+
+        async def is_alone() -> None:
+            assert left(node1) == []
+
+        await eventually(is_alone, within=120)
 
 
 async def beside_its_firewall(deployment: Deployment, node: Node) -> None:
