@@ -127,13 +127,15 @@ async def test_kube_routers_rules_of_policies_go_when_kroutes_stand(
         assert all(level == "OK" for level, _ in said_of_policies(report)), report
 
 
+@pytest.mark.parametrize("backend", ["nftables", "iptables"])
 async def test_an_agent_that_takes_a_node_over_takes_the_policies_too(
-    world: World, node1: Node, deployment: Deployment
+    backend: str, world: World, node1: Node, deployment: Deployment
 ) -> None:
     web = world.web[0]
     deployment.apply(service("web", *VIPS), *endpoint_slices("web", world.web))
     async with isolated(world, deployment, "legacy", serves=True) as router:
-        await deployment.start(*POLICIES, "--take-over-after", "1s", nodes=("node1",), wait=False)
+        flags = ("--network-policies", "--firewall", backend, "--take-over-after", "1s")
+        await deployment.start(*flags, nodes=("node1",), wait=False)
 
         async def waits() -> None:
             _, status = await ask_json(node1, "status", "--state-dir", str(node1.state_dir))
