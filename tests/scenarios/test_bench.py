@@ -69,7 +69,7 @@ async def test_a_run_has_every_figure_and_they_agree():
     assert figures["storm"]["rss_first_half"] <= figures["storm"]["rss_second_half"] * 1.2
     assert all(seconds > 0 for seconds in figures["tools"].values())
     assert figures["tools_cpu"]["seconds"] > 0
-    assert len(told) == len(PHASES) + 4, "and the pace, the costs of tools and kernel; additions and deletions apart"
+    assert len(told) == len(PHASES) + 5, "the pace, tools, kernel, the minutes after the start; a deletion"
 
 
 async def test_a_kernel_that_lacks_something_is_noticed(monkeypatch):

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 NO_SHELL = re.compile(
-    r"[\w./-]+:(?: |$)|- |# \w+\.yaml$|<|async with|kube-apiserver ─|table ip|\[Unit\]|\[Service\]|TCP "
+    r"[\w./-]+:(?: |$)|- |# \w+\.yaml$|<|async with|kube-apiserver ─|table ip|-A [A-Z]|\[Unit\]|\[Service\]|TCP "
 )
 """How a block begins that holds no commands: YAML, markup, Python, a diagram, rules, a unit, a command's output."""
 
