@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
-from kroute.checks.finding import Finding, ok, warning
+from kroute.checks.finding import Finding, failed, ok, warning
 from kroute.kernel.netlink.rtnetlink import interface_index
 from kroute.kernel.netlink.socket_diag import listening_ports
 
@@ -68,10 +68,14 @@ ENFORCERS = (
 
 
 class Presence(NamedTuple):
-    """An enforcer that has something on the node. `why` says what, and whether it is at work, as a clause."""
+    """An enforcer that has something on the node. `why` says what, and whether it is at work, as a clause.
+
+    `is_at_work` is False where that cannot be told, too.
+    """
 
     enforcer: Enforcer
     why: str
+    is_at_work: bool = False
 
     def __str__(self) -> str:
         return f"{self.enforcer.name} enforces network policies here, too ({self.why})"
@@ -96,7 +100,7 @@ def present(by_rules: Mapping[str, str]) -> Iterator[Presence]:
         if traces:
             port = open_port(enforcer)
             life = {None: (), "": ("it may have ended, since its port is closed",)}.get(port, (port,))
-            yield Presence(enforcer, ", ".join((*traces, *life)))
+            yield Presence(enforcer, ", ".join((*traces, *life)), is_at_work=bool(port))
 
 
 def open_port(enforcer: Enforcer) -> str | None:
@@ -108,6 +112,9 @@ def open_port(enforcer: Enforcer) -> str | None:
 
 
 def check_enforcers(found: Iterable[Presence]) -> list[Finding]:
-    """Whether a packet must pass another program's network policies as well."""
-    findings = [warning(POLICIES, f"{each}: a packet must pass both", each.enforcer.way_out) for each in found]
+    """Whether a packet must pass another program's network policies as well. One that is at work is to be ended."""
+    findings = [
+        (failed if each.is_at_work else warning)(POLICIES, f"{each}: a packet must pass both", each.enforcer.way_out)
+        for each in found
+    ]
     return findings or [ok(POLICIES, "no other program here enforces network policies")]

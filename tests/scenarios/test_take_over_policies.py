@@ -162,7 +162,7 @@ async def beside_its_firewall(deployment: Deployment, node: Node) -> None:
     assert left(node) == before
     port = f"kube-router's health port {HEALTH_PORT} is open"
     _, report = await ask_json(node, *check(deployment))
-    assert [message for level, message in said_of_policies(report) if level == "WARNING" and port in message]
+    assert [message for level, message in said_of_policies(report) if level == "FAIL" and port in message]
 
     async def is_said() -> None:
         _, status = await ask_json(node, "status", "--state-dir", str(node.state_dir))

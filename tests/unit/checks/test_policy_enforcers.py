@@ -63,7 +63,7 @@ def test_a_link_is_a_trace_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [found.enforcer.name for found in present({})] == ["Cilium", "Antrea"]
 
 
-async def test_each_enforcer_is_a_warning_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_enforcer_at_work_fails_and_what_one_has_left_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy_enforcers, "listening_ports", lambda: frozenset({9099}))
     kernel = new_kernel()
     clients = await FakeNodeKernel.of(kernel).open()
@@ -71,7 +71,7 @@ async def test_each_enforcer_is_a_warning_with_what_to_do(monkeypatch: pytest.Mo
     kernel.table(Family.IPV4.number, "filter").chains |= {"cali-FORWARD": []}
     nft_chains = [NftChain("ip6", "filter", "KUBE-ROUTER-OUTPUT")]
     calico, kube_router = check_enforcers(await other_enforcers(clients, nft_chains))
-    assert {calico.level, kube_router.level} == {Level.WARNING}
+    assert (calico.level, kube_router.level) == (Level.FAIL, Level.WARNING)
     assert "Calico enforces network policies here, too (chain cali-FORWARD, its health port 9099 is open)" in str(
         calico
     )
