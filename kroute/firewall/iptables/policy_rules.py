@@ -87,6 +87,15 @@ class PolicySet(NamedTuple):
         return SetDefinition(self.name, self.type, self.family.number, HASH_SIZE, ROOM.first)
 
     @property
+    def is_of_pods(self) -> bool:
+        """Whether it has the pods of a group, and not peers that the group allows."""
+        return self.group is not None and self.type == "hash:ip"
+
+    @property
+    def is_of_peers(self) -> bool:
+        return self.group is not None and self.type != "hash:ip"
+
+    @property
     def stays(self) -> bool:
         """Whether the set is there without an element, too: the first one then needs no rule to be written."""
         return self.ports is None or self.ports == ANY

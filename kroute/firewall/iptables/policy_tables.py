@@ -4,6 +4,10 @@ A change is written in this order: sets that are missing are made, and whatever 
 rules of each table are replaced in one commit, if a group or a range of ports has come or gone; then pods are led to
 their groups, and what is allowed no more leaves the sets. So a packet never meets a group that is not complete.
 
+Where pods enter a group that had others before, what it allows no more leaves it first; where pods leave a group that
+goes on, what it allows anew enters it last. So no pod meets what its group allows only before the pod enters, or only
+after it has left: a packet that both the old and the new policies refuse never passes, whenever the process is killed.
+
 The sets of both families exist while a pod of this node is isolated; rules only in the families of isolated pods.
 """
 
@@ -220,13 +224,22 @@ class PolicyChains:
         for one in sorted(self._sizes.keys() - before.keys()):
             await self._ipset.create(one.definition)
         added, removed = difference.added, difference.removed
-        refused = await self._change(AddEntry, added, lambda one: one.group is not None)
+        entered, left = ({one.group for one in part if part[one] and one.is_of_pods} for part in (added, removed))
+        refused = await self._change(
+            DeleteEntry, removed, lambda one: one.is_of_peers and one.group in entered and one in before
+        )
+        refused += await self._change(AddEntry, added, lambda one: one.is_of_peers and one.group not in left)
+        refused += await self._change(AddEntry, added, lambda one: one.is_of_pods)
         families, drift = {family_of(address) for address in self._pods}, []
         if before.keys() != self._sizes.keys() or families != {family for family, _ in self._rules}:
             drift = await self._write_rules(families)
         refused += await self._change(AddEntry, added, lambda one: one.group is None)
         refused += await self._change(DeleteEntry, removed, lambda one: one.group is None)
-        refused += await self._change(DeleteEntry, removed, lambda one: one.group is not None and one in self._sizes)
+        refused += await self._change(DeleteEntry, removed, lambda one: one.is_of_pods and one in self._sizes)
+        refused += await self._change(AddEntry, added, lambda one: one.is_of_peers and one.group in left)
+        refused += await self._change(
+            DeleteEntry, removed, lambda one: one.is_of_peers and one.group not in entered and one in self._sizes
+        )
         for one in sorted(before.keys() - self._sizes.keys()):
             self._looks.pop(one, None)
             await self._ipset.destroy(one.name)

@@ -187,6 +187,28 @@ async def test_a_pod_whose_group_changes_is_led_to_the_new_one_by_the_commit_tha
     assert not any("OWN" in one or "KROUTENP-INGRESS" in one for one in writes)
 
 
+async def test_no_pod_meets_what_its_group_allows_before_it_enters_or_after_it_has_left() -> None:
+    """A kill between two writes would leave the pod open until the next start."""
+    other = pod("other", "10.244.1.6", app="other")
+    second = pod("second", "10.244.3.8", on="node3", app="second")
+    selector = {"matchLabels": {"app": "other"}}
+    for_all = ingress(pods_with(app="client"), name="clients")
+    for_other = ingress(pods_with(app="second"), name="clients", selector=selector)
+    node = Kernel(WEB, other, CLIENT, second, policy("deny"), for_all)
+    await node.adopted()
+
+    def place(writes: list[str], beginning: str) -> int:
+        [found] = [at for at, one in enumerate(writes) if one.startswith(beginning)]
+        return found
+
+    [both] = [key for key, _ in node.cluster.catalog.groups()]
+    pods = pods_of(Group.of(both), V4).name
+    writes = await node.make(node.cluster.after(for_other))
+    assert place(writes, f"delete 10.244.1.5 from set {pods}") < place(writes, "add 10.244.3.8/32 to set ")
+    writes = await node.make(node.cluster.after(for_all))
+    assert place(writes, "delete 10.244.3.8/32 from set ") < place(writes, f"add 10.244.1.5 to set {pods}")
+
+
 async def test_an_element_that_is_refused_keeps_no_other_waiting_and_the_next_restore_writes_it() -> None:
     node = Kernel(WEB, ingress(pods_with(app="client")))
     await node.adopted()
