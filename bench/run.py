@@ -153,13 +153,17 @@ def _rounded(value: Any) -> Any:
 
 def circumstances() -> dict[str, Any]:
     """The time, the versions and the machine of the run. `lab` is known better once a node runs."""
-    describe = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(describe, cwd=PROJECT, capture_output=True, text=True, check=False)
+    commit = _git("describe", "--always").stdout.strip()
+    is_changed = _git("diff", "--quiet", "HEAD", "--", ".", ":!docs", ":!bench/results").returncode == 1
     return {
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "commit": commit.stdout.strip(),
+        "commit": f"{commit}-dirty" if is_changed else commit,
         "lab": lab_mode(),
         "python": platform.python_version(),
         "cores": len(os.sched_getaffinity(0)),
         "load_before": os.getloadavg()[0],
     }
+
+
+def _git(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["git", *arguments], cwd=PROJECT, capture_output=True, text=True, check=False)
