@@ -87,7 +87,6 @@ NETWORK_POLICIES = ResourceType(
     "NetworkPolicy", "networkpolicies", "v1", "networking.k8s.io", zero={"spec": {"podSelector": {}}}
 )
 SERVICE_CIDRS = ResourceType("ServiceCIDR", "servicecidrs", "v1", "networking.k8s.io", namespaced=False)
-NETWORK_POLICIES = ResourceType("NetworkPolicy", "networkpolicies", "v1", "networking.k8s.io")
 IP_POOLS = ResourceType("IPPool", "ippools", "v1", "crd.projectcalico.org", namespaced=False)
 FELIX_CONFIGURATIONS = ResourceType(
     "FelixConfiguration", "felixconfigurations", "v1", "crd.projectcalico.org", namespaced=False
