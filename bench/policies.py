@@ -10,7 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterable
 
-from kroute.agent.wiring import WORK
+from kroute.controllers.network_policy import WORK
 from kroute.model.kinds import POLICY_KINDS
 from kroute.model.objects import Applied, KubernetesObject, Listed
 from kroute.model.policy_plan import PolicyChange
