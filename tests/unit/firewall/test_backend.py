@@ -102,27 +102,28 @@ async def test_only_what_has_left_something_is_opened_for_undoing(node: Node) ->
     assert {"xtables", "ipset", "ipvs"} <= node.opened[-1]
 
 
+async def undone() -> list[str]:
+    """Remove all that stands; returns what that was."""
+    report = CleanupReport()
+    async with backend.open_what_stands(AUTO) as (_, _, left):
+        for each in left:
+            await each.remove(report)
+    return report.undone
+
+
 @pytest.mark.parametrize("family", Family)
 async def test_tables_of_network_policies_alone_are_found_and_undone(node: Node, family: Family) -> None:
     clients = await FakeNodeKernel.of(node.kernel).open()
     assert await clients.nftables.transact(POLICY_TABLES[family], [AddTable()]) == []
     assert await backend.present(AUTO) == ["nftables"]
-    report = CleanupReport()
-    async with backend.open_what_stands(AUTO) as (_, _, left):
-        for each in left:
-            await each.remove(report)
-    assert report.undone == [f"delete table {POLICY_TABLES[family]}"]
+    assert await undone() == [f"delete table {POLICY_TABLES[family]}"]
     assert await backend.present(AUTO) == []
 
 
 async def test_sets_of_network_policies_alone_are_found_and_undone(node: Node) -> None:
     node.kernel.sets[f"{POLICIES}OWN"] = FakeSet(SetDefinition(f"{POLICIES}OWN", "hash:net,net"))
     assert await backend.present(AUTO) == ["iptables"]
-    report = CleanupReport()
-    async with backend.open_what_stands(AUTO) as (_, _, left):
-        for each in left:
-            await each.remove(report)
-    assert report.undone == [f"destroy set {POLICIES}OWN"]
+    assert await undone() == [f"destroy set {POLICIES}OWN"]
     assert await backend.present(AUTO) == []
 
 
