@@ -11,9 +11,8 @@ import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from kroute.checks.policy_enforcers import KUBE_ROUTERS_FIREWALL, Enforcer, Presence, examples, present
 from kroute.firewall.backend import clients_of
 from kroute.kernel.iptables.tools import legacy_tables
 from kroute.kernel.modules import is_present
@@ -21,6 +20,9 @@ from kroute.kernel.nftables.objects import NftChain
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.addresses import Family
 from kroute.settings import Settings
+
+if TYPE_CHECKING:
+    from kroute.checks.policy_enforcers import Presence
 
 KUBE_PROXY = "kube-proxy"
 KUBE_ROUTER = "kube-router"
@@ -45,14 +47,14 @@ class OtherProxy(NamedTuple):
     `has_source_routes`: its VIPs have routes with the node's address as the source, as kroute's have. `nft_tables` are
     the names of its own tables in nf_tables, of the families ip and ip6. `translating` are the chains in the table nat
     of iptables that translate packets to endpoints, before IPVS sees them; None without any. There the rules of
-    `vip_chains` name its VIPs (`-d`), as do the keys of `vip_maps` in its nft_tables. `firewall` is what it has in
-    addition if it enforces network policies; None: it never does.
+    `vip_chains` name its VIPs (`-d`), as do the keys of `vip_maps` in its nft_tables. `further_sets` are the
+    names of sets that cannot be listed. `has_firewall`: it may enforce network policies, too.
     """
 
     name: str
     link: str
     chains: re.Pattern[str]
-    sets: re.Pattern[str]
+    sets: frozenset[str]
     port_sets: tuple[str, ...]
     node_port_sets: dict[str, tuple[int, bool]]
     sysctls: dict[str, str]
@@ -63,29 +65,26 @@ class OtherProxy(NamedTuple):
     translating: re.Pattern[str] | None = None
     vip_chains: frozenset[str] = frozenset()
     vip_maps: tuple[str, ...] = ()
-    firewall: Enforcer | None = None
+    further_sets: re.Pattern[str] | None = None
+    has_firewall: bool = False
 
     def with_firewall(self) -> Self:
         """The same proxy, to which what it has of network policies belongs, too."""
-        if self.firewall is None:
+        if not self.has_firewall:
             return self
-        return self._replace(
-            chains=_either(self.chains, self.firewall.chains),
-            sets=_either(self.sets, self.firewall.sets),
-            nft_tables=self.nft_tables | self.firewall.tables,
-        )
+        from kroute.checks.policy_enforcers import KUBE_ROUTERS_FIREWALL as FIREWALL  # noqa: PLC0415  few nodes have it
+
+        chains = re.compile(f"(?:{self.chains.pattern})|(?:{FIREWALL.chains.pattern})")
+        tables = self.nft_tables | FIREWALL.tables
+        return self._replace(chains=chains, further_sets=FIREWALL.sets, nft_tables=tables)
 
     def is_recognised_by(self, chain: str) -> bool:
         """Whether a chain of this name is a trace of the proxy."""
         return self.chains.fullmatch(chain) is not None and chain not in KUBELETS_TOO
 
-
-def _either(*patterns: re.Pattern[str]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{pattern.pattern})" for pattern in patterns))
-
-
-def _named(*names: str) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, names)))
+    def has_set(self, name: str) -> bool:
+        """Whether a set of this name is the proxy's."""
+        return name in self.sets or (self.further_sets is not None and self.further_sets.fullmatch(name) is not None)
 
 
 def _ipv6_name(name: str) -> str:
@@ -139,7 +138,7 @@ OTHER_PROXIES = {
                 r"|FORWARD|PROXY-FIREWALL|SOURCE-RANGES-FIREWALL|IPVS-FILTER|IPVS-OUT-FILTER|PROXY-CANARY"
                 r"|(?:SVC|SVL|SEP|EXT|FW|XLB)-[A-Z2-7]{16})"
             ),
-            sets=_named(*_KUBE_PROXY_SETS),
+            sets=frozenset(_KUBE_PROXY_SETS),
             port_sets=_KUBE_PROXY_PORTS,
             node_port_sets=_KUBE_PROXY_NODE_PORTS,
             sysctls={**_IPVS_SYSCTLS, "net.ipv4.ip_forward": "1"},
@@ -152,7 +151,7 @@ OTHER_PROXIES = {
             KUBE_ROUTER,
             link="kube-dummy-if",
             chains=re.compile(r"KUBE-ROUTER-(?:SERVICES|HAIRPIN)"),
-            sets=_named(*_inet6("kube-router-local-ips", "kube-router-svip", "kube-router-svip-prt")),
+            sets=frozenset(_inet6("kube-router-local-ips", "kube-router-svip", "kube-router-svip-prt")),
             port_sets=_inet6("kube-router-svip-prt"),
             node_port_sets={},
             sysctls={
@@ -165,7 +164,7 @@ OTHER_PROXIES = {
             lists_every_virtual_server=True,
             has_dsr=True,
             has_source_routes=True,
-            firewall=KUBE_ROUTERS_FIREWALL,
+            has_firewall=True,
         ),
     )
 }
@@ -227,13 +226,15 @@ class ProxyTraces:
             await self._read_nftables()
         await self._read_legacy()
         if self._has_policies:
+            from kroute.checks.policy_enforcers import present  # noqa: PLC0415  few nodes have policies
+
             by_rules = {name: example for found in self._recognised for name, example in found.enforcers.items()}
             self._enforcer = next(present(by_rules), None)
         sets = await self._sets()
-        by_sets = {proxy.name for proxy in OTHER_PROXIES.values() if any(map(proxy.sets.fullmatch, sets))}
+        by_sets = {proxy.name for proxy in OTHER_PROXIES.values() if any(map(proxy.has_set, sets))}
         return frozenset(by_sets).union(*[found.proxies for found in self._recognised])
 
-    def enforcer(self) -> Presence | None:
+    def enforcer(self) -> "Presence | None":
         """Another program that enforces network policies, by the last reading; None without network policies."""
         return self._enforcer
 
@@ -247,7 +248,11 @@ class ProxyTraces:
             for proxy in OTHER_PROXIES.values()
             if proxy.nft_tables & tables or any(map(proxy.is_recognised_by, chains))
         ]
-        return _Recognised(frozenset(proxies), examples(chains, tables) if self._has_policies else {})
+        if not self._has_policies:
+            return _Recognised(frozenset(proxies))
+        from kroute.checks.policy_enforcers import examples  # noqa: PLC0415  as above
+
+        return _Recognised(frozenset(proxies), examples(chains, tables))
 
     async def _read_nftables(self) -> None:
         if self._nftables is None:
@@ -299,7 +304,7 @@ async def leftovers(kernel: NodeKernel, nft_chains: Sequence[NftChain], our_link
         what = []
         if proxy.link not in our_links and await kernel.links.index(proxy.link) is not None:
             what.append(f"link {proxy.link}")
-        if sets := sorted(filter(proxy.sets.fullmatch, set_names)):
+        if sets := sorted(filter(proxy.has_set, set_names)):
             what.append(f"set {sets[0]}" + (f" and {len(sets) - 1} more" if len(sets) > 1 else ""))
         what += [f"{family} chain {name}" for family, names in chains.items() for name in _recognised(proxy, names)]
         theirs = [chain for chain in nft_chains if proxy.is_recognised_by(chain.name)]

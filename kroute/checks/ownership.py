@@ -27,7 +27,6 @@ import structlog
 
 from kroute.base.backoff import retry_when_exhausted
 from kroute.checks.other_proxies import KUBE_ROUTER, OTHER_PROXIES
-from kroute.checks.policy_enforcers import Presence
 from kroute.checks.running_proxies import Sign, signs_of_life
 from kroute.kernel.errors import KernelError
 from kroute.model.plan import Problem
@@ -35,6 +34,7 @@ from kroute.settings import WAIT, Settings
 from kroute.watchers.kubernetes.errors import ApiError
 
 if TYPE_CHECKING:
+    from kroute.checks.policy_enforcers import Presence
     from kroute.watchers.kubernetes.api import Api
 
 log = structlog.get_logger(__name__)
@@ -53,7 +53,7 @@ WAY_OUT = "to serve beside it all the same, give --other-proxies ignore"
 Report = Callable[[Problem], None]
 Traces = Callable[[], Awaitable[Collection[str]]]
 """Finds the proxies of which something is in the kernel."""
-EnforcerSeen = Callable[[], Presence | None]
+EnforcerSeen = Callable[[], "Presence | None"]
 """Who else enforces network policies, if the agent does, by the last `Traces`."""
 Hindrance = Callable[[frozenset[str]], Awaitable[Sign | None]]
 Remove = Callable[[Collection[str]], None]

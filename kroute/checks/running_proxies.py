@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from kroute.base.backoff import exhaustion
 from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES
-from kroute.checks.policy_enforcers import KUBE_ROUTERS_FIREWALL, open_port
 from kroute.kernel.netlink.socket_diag import listening_ports
 
 CILIUM, ANTREA, CALICO = "Cilium", "Antrea", "Calico's eBPF data plane"
@@ -190,6 +189,8 @@ def firewall_at_work(processes: Path = Path("/proc")) -> str:
 
     A process says what it does. Without one that can be seen, an open port counts, also a router's without firewall.
     """
+    from kroute.checks.policy_enforcers import KUBE_ROUTERS_FIREWALL, open_port  # noqa: PLC0415  few nodes have policies
+
     routers = [(pid, set(arguments)) for pid, name, arguments in _command_lines(processes) if name == KUBE_ROUTER]
     if routers:
         return next((f"process {pid}" for pid, arguments in routers if not arguments & NO_FIREWALL), "")

@@ -1,7 +1,9 @@
 """The protocol that every backend implements. Code outside this folder uses the kernel's firewall only through it."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from kroute.firewall.packet_trace import Rules
 from kroute.firewall.sets import Capacity, Sets
@@ -9,9 +11,11 @@ from kroute.kernel.node_kernel import ClientName, NodeKernel
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry
-from kroute.model.policy_plan import GroupKey, PodGroups, PolicyChange, PortRange
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings
+
+if TYPE_CHECKING:
+    from kroute.model.policy_plan import GroupKey, PodGroups, PolicyChange, PortRange  # few nodes have policies
 
 SetCount: TypeAlias = Callable[[Family, AddressSet], int]
 """How many elements a set has, as far as kroute knows."""
@@ -146,7 +150,7 @@ class Firewall(Removable, Protocol):
         ...
 
 
-AllowedPeers: TypeAlias = Iterable[tuple[GroupKey, Iterator[tuple[str, PortRange]]]]
+AllowedPeers: TypeAlias = "Iterable[tuple[GroupKey, Iterator[tuple[str, PortRange]]]]"
 """Groups of pods with what they allow: networks of peers, each with a range of ports."""
 
 

@@ -365,7 +365,7 @@ def recognise(
         others=tuple(sorted(everything - theirs - ours)),
         in_doubt=tuple(sorted(in_doubt - theirs)),
         tables=tables,
-        sets=tuple(sorted(filter(proxy.sets.fullmatch, node.sets))),
+        sets=tuple(sorted(filter(proxy.has_set, node.sets))),
         marks=tuple(each for each in node.marks if each[1] in marks),
         policy_rules=tuple(rule for rule in node.policy_rules if proxy.has_dsr and _leads_to_its_table(rule)),
         routes=tuple(route for route in node.table_routes if proxy.has_dsr and _is_in_its_table(route)),

@@ -112,7 +112,7 @@ async def _read_sets(proxy: OtherProxy) -> dict[str, Set[Element]]:
         return {}
     of_ports = {*proxy.port_sets, *proxy.node_port_sets}
     async with Ipset() as ipset:
-        names = sorted(filter(proxy.sets.fullmatch, await ipset.names()))
+        names = sorted(filter(proxy.has_set, await ipset.names()))
         return {name: await ipset.read(name) if name in of_ports else frozenset() for name in names}
 
 
