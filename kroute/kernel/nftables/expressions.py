@@ -11,7 +11,7 @@ import sys
 from enum import IntEnum
 
 from kroute.kernel.errors import UNINTELLIGIBLE
-from kroute.kernel.netlink.message import attribute, attributes, be32, text, to_text, u8
+from kroute.kernel.netlink.message import attribute, attributes, be16, be32, text, to_text, u8
 
 LIST_ELEMENT = 1
 EXPRESSION_NAME, EXPRESSION_DATA = 1, 2
@@ -35,6 +35,8 @@ KNOWN_ATTRIBUTES = {
     "reject": 2,
     "fib": 3,
     "range": 4,
+    "limit": 5,
+    "log": 6,
 }
 """The highest attribute of each expression that kroute knows the meaning of."""
 
@@ -221,6 +223,18 @@ def reject(refusal: Refusal, code: int = 0) -> bytes:
 def counter() -> bytes:
     """Count packets and bytes."""
     return _expression("counter", attribute(_COUNTER_BYTES, _BE64.pack(0)), attribute(_COUNTER_PACKETS, _BE64.pack(0)))
+
+
+def limit(rate: int, burst: int) -> bytes:
+    """Match so many packets a second, after `burst` at once."""
+    # NFTA_LIMIT_RATE, NFTA_LIMIT_UNIT: a second, NFTA_LIMIT_BURST, NFTA_LIMIT_TYPE: NFT_LIMIT_PKTS, NFTA_LIMIT_FLAGS
+    each_second = attribute(1, _BE64.pack(rate)), attribute(2, _BE64.pack(1))
+    return _expression("limit", *each_second, be32(3, burst), be32(4, 0), be32(5, 0))
+
+
+def log(group: int, prefix: str, length: int) -> bytes:
+    """Copy so many bytes of the packet to the program that listens to this group of nfnetlink_log."""
+    return _expression("log", text(2, prefix), be16(1, group), be32(3, length))
 
 
 def packets_counted(expression: bytes) -> int | None:

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import struct
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 from socket import AF_INET
 from typing import Any
@@ -77,8 +78,11 @@ from kroute.kernel.nftables.messages import (
 )
 from kroute.kernel.nftables.messages import parse_rule as parse_nft_rule
 from kroute.kernel.nftables.objects import Chain, NftRule, NftSet, Table
+from kroute.kernel.packet_log import LONGEST_PREFIX, PacketLog, parse_packet
 from tests.unit.fuzz.strategies import damaged, fuzzed
 from tests.unit.kernel.iptables.test_nft_rules import envelope
+from tests.unit.kernel.test_packet_log import FRAGMENT6, PACKET, UDP6, logged
+from tests.unit.kernel.test_packet_log import TCP4 as TCP4_PACKET
 
 TCP4, TCP6 = (6, "10.96.0.1", 80), (6, "fd00::1", 80)
 NFGEN = struct.pack("=BBH", 2, 0, 0)
@@ -154,6 +158,7 @@ XT_RULE = new_rule(
 NFT_GENERATION = NFGEN + attribute(1, bytes(4)) + attribute(2, bytes(4)) + attribute(3, b"nft\0")
 NFT_ELEMENT = encode_element(AF_INET, OF_NETWORKS.parts, ("10.0.0.1", 6, 80, "10.0.0.0/8"))
 NFT_ELEMENTS = elements_message(NftMessage.NEWSETELEM, NFT_TABLE, "s", [NFT_ELEMENT])[HEADER_SIZE:]
+LOGGED = tuple(logged(packet) for packet in (TCP4_PACKET, UDP6, FRAGMENT6))
 Parse = Callable[[bytes], Any]
 PARSERS: dict[str, tuple[Parse, tuple[bytes, ...]]] = {
     "virtual server": (messages.parse_virtual_server, (virtual_server(TCP4), virtual_server(TCP6))),
@@ -181,6 +186,7 @@ PARSERS: dict[str, tuple[Parse, tuple[bytes, ...]]] = {
     "nf_tables rule in words": (lambda it: list(_words(NFT_TABLE.family, parse_nft_rule(it)[1])), (NFT_RULE, XT_RULE)),
     "nf_tables elements": (lambda it: list(decode_elements(NFT_TABLE, OF_NETWORKS, parse_keys(it))), (NFT_ELEMENTS,)),
     "nf_tables generation": (parse_generation, (NFT_GENERATION,)),
+    "logged packet": (parse_packet, LOGGED),
     "table's route": (lambda it: policy_routing._parse_route(it, NAMES), ROUTES),
 }
 
@@ -282,6 +288,18 @@ def test_what_cannot_be_understood_of_the_node_is_read_again(datagrams: list[byt
     arrivals = AddressArrivals(2)
     arrivals.netlink = connected(*datagrams)
     assert asyncio.run(arrivals.next()) is None
+
+
+@fuzzed
+@given(st.lists(damaged(*(answer(PACKET, payload, 0) for payload in LOGGED)), max_size=5))
+def test_a_logged_packet_is_read_or_left_out_whatever_its_sender_wrote(datagrams: list[bytes]) -> None:
+    log = PacketLog(1)
+    log.netlink = connected(*datagrams)
+    for packet in asyncio.run(log.next()):
+        assert len(packet.prefix) <= LONGEST_PREFIX
+        assert 0 <= packet.protocol <= 255
+        assert all(port is None or 0 <= port <= 65535 for port in packet[4:])
+        assert ip_address(packet.source).version == ip_address(packet.destination).version
 
 
 TABLE = b"""\

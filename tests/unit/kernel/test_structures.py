@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import kroute
 from kroute.checks import neighbours, running_proxies
-from kroute.kernel import inotify
+from kroute.kernel import inotify, packet_log
 from kroute.kernel.iptables import nft_rules, table_digest
 from kroute.kernel.ipvs import messages as ipvs
 from kroute.kernel.ipvs import outlines
@@ -36,6 +36,7 @@ HEADERS = (
     "linux/inotify.h",
     "linux/ip_vs.h",
     "linux/netfilter/nfnetlink.h",
+    "linux/netfilter/nfnetlink_log.h",
     "linux/netfilter/x_tables.h",
     "linux/netfilter/xt_connmark.h",
     "linux/netfilter/xt_ipvs.h",
@@ -83,6 +84,7 @@ PACKED = (
     Packed("nlattr", message._ATTRIBUTE, "nla_len nla_type"),
     Packed("nlattr", ipvs._NEST, "nla_len nla_type"),
     Packed("nfgenmsg", message.NFNETLINK_HEADER, "nfgen_family version res_id"),
+    Packed("nfulnl_msg_config_mode", packet_log._MODE, "copy_range copy_mode"),
     Packed("genlmsghdr", GENERIC_HEADER, "cmd version reserved"),
     Packed("ifinfomsg", rtnetlink.LINK_HEADER, "ifi_family ifi_type ifi_index ifi_flags ifi_change"),
     Packed("ifaddrmsg", rtnetlink.ADDRESS_HEADER, "ifa_family ifa_prefixlen ifa_flags ifa_scope ifa_index"),
@@ -156,6 +158,8 @@ NAMED = (
     (namespaces, "CLONE_NEWNET NS_GET_USERNS NS_GET_PARENT NS_GET_OWNER_UID"),
     (netlink_socket, "NETLINK_ROUTE NETLINK_NETFILTER NETLINK_GENERIC NETLINK_ADD_MEMBERSHIP NETLINK_CAP_ACK"),
     (netlink_socket, "NETLINK_GET_STRICT_CHK SOL_NETLINK SO_RCVBUFFORCE SO_SNDBUFFORCE"),
+    (packet_log, "NFNL_SUBSYS_ULOG NFULNL_MSG_PACKET NFULNL_MSG_CONFIG NFULA_PAYLOAD NFULA_PREFIX"),
+    (packet_log, "NFULA_CFG_CMD NFULA_CFG_MODE NFULNL_CFG_CMD_BIND NFULNL_COPY_PACKET"),
     (rtnetlink, "IFNAMSIZ SIOCGIFINDEX IFF_UP IFF_NOARP"),
     (running_proxies, "SIOCGIFFLAGS IFF_UP"),
     (socket_diag, "NETLINK_SOCK_DIAG"),
