@@ -26,10 +26,10 @@ def _make_iptables(settings: Settings, kernel: NodeKernel) -> Firewall:
     return IptablesFirewall(settings, kernel.ipset, kernel.xtables)
 
 
-def _make_iptables_policies(kernel: NodeKernel) -> PolicyFirewall:
+def _make_iptables_policies(settings: Settings, kernel: NodeKernel) -> PolicyFirewall:
     from kroute.firewall.iptables.policy_tables import PolicyChains  # noqa: PLC0415  as above
 
-    return PolicyChains(kernel.ipset, kernel.xtables)
+    return PolicyChains(kernel.ipset, kernel.xtables, settings.refusals_logged_to)
 
 
 def _iptables_lacks() -> list[str]:
@@ -44,10 +44,10 @@ def _make_nftables(settings: Settings, kernel: NodeKernel) -> Firewall:
     return NftablesFirewall(settings, kernel.nftables)
 
 
-def _make_nftables_policies(kernel: NodeKernel) -> PolicyFirewall:
+def _make_nftables_policies(settings: Settings, kernel: NodeKernel) -> PolicyFirewall:
     from kroute.firewall.nftables.policy_tables import PolicyTables  # noqa: PLC0415  as above
 
-    return PolicyTables(kernel.nftables)
+    return PolicyTables(kernel.nftables, settings.refusals_logged_to)
 
 
 async def _is_nftables_present(settings: Settings, kernel: NodeKernel) -> bool:
@@ -133,7 +133,7 @@ def firewall_of(settings: Settings, kernel: NodeKernel) -> Firewall:
 
 def policies_of(settings: Settings, kernel: NodeKernel) -> PolicyFirewall:
     """The same for network policies."""
-    return BACKENDS[settings.firewall].make_policies(kernel)
+    return BACKENDS[settings.firewall].make_policies(settings, kernel)
 
 
 def clients_of(settings: Settings) -> tuple[ClientName, ...]:
@@ -167,7 +167,7 @@ async def open_what_stands(settings: Settings) -> AsyncIterator[tuple[Settings, 
 def removables(settings: Settings, name: str, kernel: NodeKernel) -> list[Removable]:
     """What the backend of this name may have left. `kernel` has its clients."""
     backend = BACKENDS[name]
-    return [backend.make(settings, kernel), backend.make_policies(kernel)]
+    return [backend.make(settings, kernel), backend.make_policies(settings, kernel)]
 
 
 async def _is_present(settings: Settings, backend: Backend) -> bool:

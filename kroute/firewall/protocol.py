@@ -154,8 +154,16 @@ AllowedPeers: TypeAlias = "Iterable[tuple[GroupKey, Iterator[tuple[str, PortRang
 """Groups of pods with what they allow: networks of peers, each with a range of ports."""
 
 
+LOGGED_A_SECOND, LOGGED_AT_ONCE = 10, 20
+"""Packets that the rule of a group logs at most, of each family."""
+
+
 class PolicyFirewall(Removable, Protocol):
-    """What the firewall has of network policies. A method raises KernelError when it cannot do all that it should."""
+    """What the firewall has of network policies. A method raises KernelError when it cannot do all that it should.
+
+    If the settings say so, packets are logged to a group of nfnetlink_log before they are dropped, with the group's name
+    as the prefix. A kernel that cannot do that still drops them; that is logged once.
+    """
 
     async def write(self, change: PolicyChange) -> None:
         """Make a change of the plan. After a KernelError `restore` has to find out what was made."""
@@ -199,6 +207,6 @@ class Backend(NamedTuple):
     capabilities: Mapping[str, str]
     missing_tools: Callable[[], list[str]]
     make: Callable[[Settings, NodeKernel], Firewall]
-    make_policies: Callable[[NodeKernel], PolicyFirewall]
+    make_policies: Callable[[Settings, NodeKernel], PolicyFirewall]
     is_present: Callable[[Settings, NodeKernel], Awaitable[bool]]
     has_policies: Callable[[NodeKernel], Awaitable[bool]]

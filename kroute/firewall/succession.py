@@ -108,7 +108,7 @@ async def _remove_policies(settings: Settings) -> str:
             return ""
     report = CleanupReport()
     async with open_kernel(settings.proc_sys, only=backend.clients) as kernel:
-        await backend.make_policies(kernel).remove(report)
+        await backend.make_policies(settings, kernel).remove(report)
     if not report.failed:
         log.info("policies.removed", undone=len(report.undone))
     return next(iter(report.failed), "")

@@ -87,7 +87,9 @@ class Settings(msgspec.Struct, frozen=True):
     be silent until it counts as ended.
 
     `pod_weights`: whether Pods with the label `kroute.io/weight` are watched. `network_policies`: whether
-    NetworkPolicies are enforced; all Pods, Namespaces and policies are watched then.
+    NetworkPolicies are enforced; all Pods, Namespaces and policies are watched then. `policy_log`: whether refused
+    packets are logged, by way of `policy_log_group` of nfnetlink_log. Its default is that of no program known, and the
+    port of `own_bind_address`.
 
     `max_virtual_servers` and `max_backends` bound what one Service may ask for; the latter counts the real servers and
     source ranges of all its virtual servers together.
@@ -125,6 +127,8 @@ class Settings(msgspec.Struct, frozen=True):
     direct_return_mark: int = 0x4
     firewall: str = AUTO
     network_policies: bool = False
+    policy_log: bool = False
+    policy_log_group: int = 10247
     masquerade_all: bool = False
     detect_local_mode: str = "ClusterCIDR"
     cluster_cidrs: tuple[str, ...] = ()
@@ -167,6 +171,11 @@ class Settings(msgspec.Struct, frozen=True):
     def usual_scheduler(self) -> str:
         """The scheduler of a Service for which nothing chooses or needs another one."""
         return SCHEDULERS[0] if self.scheduler == AUTO else self.scheduler
+
+    @property
+    def refusals_logged_to(self) -> int | None:
+        """The group of nfnetlink_log for what network policies refuse; None: that is not logged."""
+        return self.policy_log_group if self.network_policies and self.policy_log else None
 
     def protects(self, port: int) -> bool:
         """Whether this port is protected: no Service may use it on a node's own address."""

@@ -99,6 +99,8 @@ class FakeXtables:
         every_rule = [rule for chain in rules.chains.values() for rule in chain] + [rule for _, rule in rules.jumps]
         for rule in every_rule:
             parsed = _parsed(rule, self.family)
+            if f"xt_{parsed.target.name}" in self.kernel.missing_modules:
+                raise KernelError(f"no target {parsed.target.name}", errno=errno.ENOENT)
             if "--reject-with tcp-reset" in rule and parsed.protocol != "tcp":
                 raise KernelError(f"only TCP is reset: {rule}", errno=errno.EINVAL)
             target = _jump_target(rule)

@@ -112,8 +112,8 @@ def rules_of_every_kind(table: Table) -> list[tuple[NftRule, str]]:
         ),
         (NftRule("input", (e.counter(), e.verdict(e.VerdictCode.RETURN))), "counter packets 0 bytes 0 return"),
         (
-            NftRule("input", (e.limit(10, 20), e.log(10247, "ingress-5e9b", 128))),
-            'limit rate 10/second burst 20 packets log prefix "ingress-5e9b" group 10247 snaplen 128',
+            NftRule("input", (e.limit(10, 20), e.log(10247, "ingress-5e9b"))),
+            'limit rate 10/second burst 20 packets log prefix "ingress-5e9b" group 10247',
         ),
         (NftRule("input", (e.verdict(e.VerdictCode.GOTO, "mark-masquerade"),)), "goto mark-masquerade"),
         (

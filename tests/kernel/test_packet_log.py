@@ -19,7 +19,7 @@ RULES = f"""
 table inet logged {{
   chain input {{
     type filter hook input priority 0;
-    udp dport 4000-4009 limit rate 10/second burst 20 packets log prefix "{PREFIX}" group {GROUP} snaplen 128
+    udp dport 4000-4009 limit rate 10/second burst 20 packets log prefix "{PREFIX}" group {GROUP}
     udp dport 4000-4009 drop
   }}
 }}
@@ -33,7 +33,7 @@ def log_datagrams() -> None:
         run("nft -f -", RULES)
         return
     for tool in ("iptables-legacy", "ip6tables-legacy"):
-        run(f"{tool} -A INPUT {LEGACY} --nflog-group {GROUP} --nflog-size 128")
+        run(f"{tool} -A INPUT {LEGACY} --nflog-group {GROUP}")
 
 
 @pytest.fixture

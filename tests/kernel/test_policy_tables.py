@@ -99,11 +99,12 @@ class OnNftables:
         ),
     }
 
-    def __init__(self, node: RealNode) -> None:
+    def __init__(self, node: RealNode, log_group: int | None = None) -> None:
         self._nftables = node.nftables
+        self._log_group = log_group
 
     def made(self) -> PolicyTables:
-        return PolicyTables(self._nftables)
+        return PolicyTables(self._nftables, self._log_group)
 
     async def restore(self, cluster: Cluster) -> list[str]:
         """Restore as after a restart; nothing is written where nothing is wrong."""
@@ -157,11 +158,13 @@ class OnIptables:
         ),
     }
 
-    def __init__(self, node: RealNode) -> None:
+    def __init__(self, node: RealNode, log_group: int | None = None) -> None:
         self._ipset = node.ipset
+        self._log_group = log_group
 
     def made(self, ipset: Ipset | None = None) -> PolicyChains:
-        return PolicyChains(ipset or self._ipset, {variant: Xtables(variant) for variant in VARIANTS})
+        xtables = {variant: Xtables(variant) for variant in VARIANTS}
+        return PolicyChains(ipset or self._ipset, xtables, self._log_group)
 
     async def restore(self, cluster: Cluster) -> list[str]:
         """Restore as after a restart; nothing is written where nothing is wrong."""
@@ -229,6 +232,16 @@ async def test_what_changes_have_written_is_what_a_restart_would_write(
     cluster.delete(DENY)
     await write(tables, cluster.plan())
     assert await on.is_empty()
+
+
+@each_kind
+async def test_rules_that_log_come_and_go_with_the_setting(
+    node: RealNode, kind: type[OnNftables | OnIptables]
+) -> None:
+    cluster = Cluster(SHOP, WEB, CLIENT, DENY, *STORY[1])
+    for on in (kind(node), kind(node, 10247), kind(node)):
+        assert await on.restore(cluster)
+        await is_right(cluster, on)
 
 
 @each_kind

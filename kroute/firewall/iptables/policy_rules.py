@@ -23,6 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.firewall.iptables.address_sets import POLICIES
+from kroute.firewall.protocol import LOGGED_A_SECOND, LOGGED_AT_ONCE
 from kroute.firewall.sets import ROOM, End
 from kroute.kernel.ipset import Element, SetDefinition
 from kroute.kernel.iptables.rule import comment
@@ -168,8 +169,11 @@ def pod_elements(address: str, groups: PodGroups | None) -> Iterator[tuple[Polic
             yield isolated(family, direction), (address,)
 
 
-def table_rules(family: Family, sets: Iterable[PolicySet]) -> dict[str, TableRules]:
-    """The rules of one family, by table, for all groups that have these sets."""
+def table_rules(family: Family, sets: Iterable[PolicySet], log_group: int | None = None) -> dict[str, TableRules]:
+    """The rules of one family, by table, for all groups that have these sets.
+
+    `log_group` is that of nfnetlink_log; None: nothing is logged.
+    """
     groups: dict[Group, list[PolicySet]] = {}
     for one in sorted(sets):
         if one.family is family and one.group is not None:
@@ -178,7 +182,7 @@ def table_rules(family: Family, sets: Iterable[PolicySet]) -> dict[str, TableRul
     chains: dict[str, Sequence[str]] = {_PODS: _pod_rules(family)}
     for direction in Direction:
         of_direction = {group: of_group for group, of_group in groups.items() if group.direction is direction}
-        chains |= _group_chains(direction, of_direction, "DROP")
+        chains |= _group_chains(direction, of_direction, "DROP", log_group)
     ingress, egress = (f"{_in(isolated(family, it), _POD[it])} " for it in Direction)
     to_egress = f"{_WHY} -j {_LED[Direction.EGRESS]}"
     of_neighbours = "! -p ipv6-icmp " if family is Family.IPV6 else ""
@@ -190,7 +194,7 @@ def table_rules(family: Family, sets: Iterable[PolicySet]) -> dict[str, TableRul
     found = {MANGLE: TableRules(MANGLE, chains, jumps, prefix=POLICIES)}
     of_egress = {group: of_group for group, of_group in groups.items() if group.direction is Direction.EGRESS}
     if of_egress:
-        chains = _group_chains(Direction.EGRESS, of_egress, "QUEUE")
+        chains = _group_chains(Direction.EGRESS, of_egress, "QUEUE", log_group)
         found[NAT] = TableRules(NAT, chains, [("INPUT", f"{_BEGINS} {egress}{to_egress}")], prefix=POLICIES)
     return found
 
@@ -207,7 +211,9 @@ def _pod_rules(family: Family) -> list[str]:
     ]
 
 
-def _group_chains(direction: Direction, groups: dict[Group, list[PolicySet]], refusal: str) -> dict[str, Sequence[str]]:
+def _group_chains(
+    direction: Direction, groups: dict[Group, list[PolicySet]], refusal: str, log_group: int | None
+) -> dict[str, Sequence[str]]:
     """The chains of all groups of a direction, and the chain that leads to them."""
     pod, peer = _POD[direction], _PEER[direction]
     led: list[str] = []
@@ -221,6 +227,9 @@ def _group_chains(direction: Direction, groups: dict[Group, list[PolicySet]], re
                 rules.append(f"{_in(one, peer, End.DESTINATION)} {comment('an allowed port')} -j RETURN")
             else:
                 rules.append(f"{_to_ports(one.ports)}{_in(one, peer)} {comment('allowed')} -j RETURN")
+        if log_group is not None:
+            log = f"-j NFLOG --nflog-prefix {group.chain} --nflog-group {log_group}"
+            rules.append(f"-m limit --limit {LOGGED_A_SECOND}/sec --limit-burst {LOGGED_AT_ONCE} {log}")
         rules.append(f"{comment(group.comment)} -j {refusal}")
     return chains
 

@@ -11,10 +11,12 @@ after it has left: a packet that both the old and the new policies refuse never 
 The sets of both families exist while a pod of this node is isolated; rules only in the families of isolated pods.
 """
 
+import errno
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
+import structlog
 
 from kroute.firewall.iptables.address_sets import POLICIES, destroy_sets
 from kroute.firewall.iptables.policy_rules import (
@@ -39,6 +41,8 @@ from kroute.kernel.iptables.xtables import TableRules
 from kroute.model.addresses import Family, family_of
 from kroute.model.policy_plan import GroupKey, PodGroups, PolicyChange, PortElement
 from kroute.reconcile.cleanup_report import CleanupReport
+
+log = structlog.get_logger(__name__)
 
 Elements = defaultdict[PolicySet, set[Element]]
 
@@ -76,8 +80,11 @@ class Difference(msgspec.Struct):
 class PolicyChains:
     """Owns the chains and sets whose names begin with KROUTENP-."""
 
-    def __init__(self, ipset: IpsetClient, xtables: Mapping[Variant, XtablesClient]) -> None:
+    def __init__(
+        self, ipset: IpsetClient, xtables: Mapping[Variant, XtablesClient], log_group: int | None = None
+    ) -> None:
         self._ipset = ipset
+        self._log_group = log_group
         self._clients = {family: xtables[Variant(family.number, "legacy")] for family in Family}
         self._pods: dict[str, PodGroups] = {}
         """The groups to which the kernel leads the addresses of pods."""
@@ -232,7 +239,7 @@ class PolicyChains:
         refused += await self._change(AddEntry, added, lambda one: one.is_of_pods)
         families, drift = {family_of(address) for address in self._pods}, []
         if before.keys() != self._sizes.keys() or families != {family for family, _ in self._rules}:
-            drift = await self._write_rules(families)
+            drift = await self._write_rules_as_possible(families)
         refused += await self._change(AddEntry, added, lambda one: one.group is None)
         refused += await self._change(DeleteEntry, removed, lambda one: one.group is None)
         refused += await self._change(DeleteEntry, removed, lambda one: one.is_of_pods and one in self._sizes)
@@ -247,10 +254,25 @@ class PolicyChains:
             raise KernelError(f"{failure}; trying again", errno=failure.errno)
         return drift
 
-    async def _write_rules(self, families: Collection[Family]) -> list[str]:
+    async def _write_rules_as_possible(self, families: Collection[Family]) -> list[str]:
+        """Write the rules, without those that log if these are what is refused; returns what was wrong."""
+        try:
+            return await self._write_rules(families, self._log_group)
+        except KernelError as error:
+            if self._log_group is None or error.errno == errno.EAGAIN:
+                raise
+            drift = await self._write_rules(families, None)
+            next_step = "load the modules nfnetlink_log, xt_NFLOG and xt_limit, and restart kroute"
+            log.warning("policy_log.unsupported", error=str(error), next_step=next_step)
+            self._log_group = None
+            return drift
+
+    async def _write_rules(self, families: Collection[Family], log_group: int | None) -> list[str]:
         """Write the rules that are other ones than were last written; returns what was wrong."""
         wanted = {
-            (family, table): rules for family in families for table, rules in table_rules(family, self._sizes).items()
+            (family, table): rules
+            for family in families
+            for table, rules in table_rules(family, self._sizes, log_group).items()
         }
         drift: list[str] = []
         for family, client in self._clients.items():

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.firewall.nftables.statements import ADDRESSES, AT
+from kroute.firewall.protocol import LOGGED_A_SECOND, LOGGED_AT_ONCE
 from kroute.firewall.sets import End
 from kroute.kernel.nftables.expressions import (
     Ct,
@@ -33,6 +34,8 @@ from kroute.kernel.nftables.expressions import (
     counter,
     ct,
     fib_type_of_source,
+    limit,
+    log,
     lookup,
     lookup_verdict,
     meta,
@@ -54,6 +57,7 @@ BASE_CHAINS = PREROUTING, POSTROUTING, INPUT
 MAPS = {direction: NftSet(direction.lower(), ("ip", "jump")) for direction in Direction}
 """From the address of an isolated pod to the chain of its group."""
 GOES_ON = "a connection that was allowed goes on"
+LOGGED = "logged before it is dropped"
 OWN = NftSet("own", ("ip", "ip"))
 """The address of each isolated pod, twice: a pod reaches itself."""
 
@@ -132,8 +136,8 @@ def base_chains(family: Family) -> dict[Chain, list[NftRule]]:
     }
 
 
-def group_rules(family: Family, group: Group) -> list[NftRule]:
-    """The rules of a group's chain."""
+def group_rules(family: Family, group: Group, log_group: int | None = None) -> list[NftRule]:
+    """The rules of a group's chain. `log_group` is that of nfnetlink_log; None: nothing is logged."""
     addresses = ADDRESSES[family]
     load = addresses.load(AT, group.peer)
     protocol, port = register(addresses.length), register(addresses.length + 4)
@@ -143,6 +147,7 @@ def group_rules(family: Family, group: Group) -> list[NftRule]:
         ((load, lookup(group.networks.name, AT), _RETURN), "allowed with all ports"),
         ((load, *ports, lookup(group.ports.name, AT), _RETURN), "an allowed port"),
         ((load, *ports, lookup(group.ranges.name, AT), _RETURN), "an allowed port of a network"),
+        *([] if log_group is None else [(_logged(group, log_group), LOGGED)]),
         ((counter(), verdict(VerdictCode.DROP)), group.comment),
     )
 
@@ -155,6 +160,10 @@ def pod_elements(address: str, groups: PodGroups | None) -> Iterator[tuple[NftSe
     for direction, key in zip(Direction, groups, strict=True):
         if key is not None:
             yield MAPS[direction], (address, Group.of(key).chain)
+
+
+def _logged(group: Group, log_group: int) -> tuple[bytes, ...]:
+    return limit(LOGGED_A_SECOND, LOGGED_AT_ONCE), log(log_group, group.chain)
 
 
 def _neighbours(family: Family) -> list[tuple[tuple[bytes, ...], str]]:

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
+import structlog
 
 from kroute.firewall.nftables.names import POLICY_TABLES, listed
 from kroute.firewall.nftables.policy_rules import (
     BASE_CHAINS,
+    LOGGED,
     MAPS,
     OWN,
     Group,
@@ -52,6 +54,8 @@ from kroute.model.addresses import Family, family_of
 from kroute.model.policy_plan import GroupChange, GroupKey, PodGroups, PolicyChange
 from kroute.reconcile.cleanup_report import CleanupReport
 
+log = structlog.get_logger(__name__)
+
 Elements = dict[NftSet, list[Element]]
 
 MANY = 200
@@ -79,8 +83,9 @@ class Difference(msgspec.Struct):
 class PolicyTables:
     """Owns the tables `ip kroute-policies` and `ip6 kroute-policies` with all that is in them."""
 
-    def __init__(self, nftables: NftablesClient) -> None:
+    def __init__(self, nftables: NftablesClient, log_group: int | None = None) -> None:
         self._nftables = nftables
+        self._log_group = log_group
         self._present: set[Family] = set()
         """The families whose tables exist, as far as is known."""
         self._pods: dict[str, PodGroups] = {}
@@ -141,7 +146,7 @@ class PolicyTables:
         for family in found.keys() - self._present:
             _make_base(family, found[family])
         for key, of_group in change.groups.items():
-            _change_group(Group.of(key), of_group, found)
+            _change_group(Group.of(key), of_group, found, self._log_group)
         for address, groups in change.pods.items():
             difference = found[family_of(address)]
             before, after = (dict(pod_elements(address, one)) for one in (self._pods.get(address), groups))
@@ -166,7 +171,8 @@ class PolicyTables:
             for network, ports in elements:
                 _put(wanted[family_of(network)], group.place(network, *ports))
             for family, difference in found.items():
-                is_new = _compare_group(family, group, states[family], difference)
+                rules = group_rules(family, group, self._log_group)
+                is_new = _compare_group(group, rules, states[family], difference)
                 added = difference.filled if is_new else difference.added
                 for definition in group.sets:
                     of_set = wanted[family].get(definition, [])
@@ -218,9 +224,13 @@ class PolicyTables:
     async def _write(self, family: Family, difference: Difference) -> None:
         table = POLICY_TABLES[family]
         refused = await self._transact(table, difference.made)
-        if family not in self._present and any(failure.errno in UNSUPPORTED for failure in refused):
+        if refused and all(_is_logging(failure.change) for failure in refused):
+            next_step = "load the modules nfnetlink_log, nft_log and nft_limit, and restart kroute"
+            log.warning("policy_log.unsupported", error=f"table {table}: {refused[0]}", next_step=next_step)
+            self._log_group = None  # the next attempt writes the rules without
+        elif family not in self._present and any(failure.errno in UNSUPPORTED for failure in refused):
             return  # no pod has an address of a family that the kernel lacks
-        if not refused:
+        elif not refused:
             self._present.add(family)
             refused = await self._nftables.write(table, _element_changes(AddElements, difference.filled))
             anew = [each for group in difference.groups for each in await self._made_anew(family, group, difference)]
@@ -238,7 +248,7 @@ class PolicyTables:
         elements.difference_update(difference.removed.pop(group.ranges))
         elements.update(difference.added.pop(group.ranges, ()))
         filled = [AddElements(group.ranges, tuple(elements))] if elements else []
-        rules = map(AddRule, group_rules(family, group))
+        rules = map(AddRule, group_rules(family, group, self._log_group))
         return [FlushChain(group.chain), DeleteSet(group.ranges.name), AddSet(group.ranges), *filled, *rules]
 
     async def _change(self, table: Table, changes: Sequence[NftChange]) -> list[Failure[NftChange]]:
@@ -272,11 +282,13 @@ def _make_base(family: Family, difference: Difference) -> None:
         difference.make(chain, rules)
 
 
-def _change_group(group: Group, change: GroupChange, found: Mapping[Family, Difference]) -> None:
+def _change_group(
+    group: Group, change: GroupChange, found: Mapping[Family, Difference], log_group: int | None
+) -> None:
     if change.is_new:
         for family, difference in found.items():
             difference.made += map(AddSet, group.sets)
-            difference.make(Chain(group.chain), group_rules(family, group))
+            difference.make(Chain(group.chain), group_rules(family, group, log_group))
     for difference in found.values():
         difference.groups.append(group)
     for element in change.added:
@@ -284,6 +296,10 @@ def _change_group(group: Group, change: GroupChange, found: Mapping[Family, Diff
         _put(difference.filled if change.is_new else difference.added, group.place(*element))
     for element in change.removed:
         _put(found[family_of(element.network)].removed, group.place(*element))
+
+
+def _is_logging(change: NftChange) -> bool:
+    return isinstance(change, AddRule) and change.rule.comment == LOGGED
 
 
 def _is_unusable(state: TableState, sets: Mapping[str, NftSet]) -> bool:
@@ -307,12 +323,11 @@ def _compare_base(family: Family, state: TableState, difference: Difference) -> 
         _compare_rules(state, chain.name, rules, difference)
 
 
-def _compare_group(family: Family, group: Group, state: TableState, difference: Difference) -> bool:
+def _compare_group(group: Group, rules: list[NftRule], state: TableState, difference: Difference) -> bool:
     """Whether the chain of the group is missing, so that no packet is led there yet."""
     difference.groups.append(group)
     missing = [definition for definition in group.sets if definition.name not in state.sets]
     difference.made += map(AddSet, missing)
-    rules = group_rules(family, group)
     is_new = group.chain not in state.chains
     if is_new:
         difference.drift.append(f"chain {group.chain} was missing")

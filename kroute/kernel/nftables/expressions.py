@@ -232,9 +232,9 @@ def limit(rate: int, burst: int) -> bytes:
     return _expression("limit", *each_second, be32(3, burst), be32(4, 0), be32(5, 0))
 
 
-def log(group: int, prefix: str, length: int) -> bytes:
-    """Copy so many bytes of the packet to the program that listens to this group of nfnetlink_log."""
-    return _expression("log", text(2, prefix), be16(1, group), be32(3, length))
+def log(group: int, prefix: str) -> bytes:
+    """Copy the packet to the program that listens to this group of nfnetlink_log, as much of it as that asks for."""
+    return _expression("log", text(2, prefix), be16(1, group))
 
 
 def packets_counted(expression: bytes) -> int | None:

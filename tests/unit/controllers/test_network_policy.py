@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from kroute.controllers.network_policy import NetworkPolicyController, Policies
 from kroute.firewall.nftables.names import POLICY_TABLES
@@ -152,6 +153,19 @@ async def test_a_kernel_without_ipv6_isolates_over_ipv4(node: Node) -> None:
     await node.controller.step()
     assert node.peers == {"10.244.2.7/32"}
     assert node.controller.statistics().failures == 0
+
+
+async def test_a_kernel_that_cannot_log_isolates_all_the_same(node: Node) -> None:
+    node.kernel.nft.lacking.add("log")
+    node.controller.firewall = PolicyTables(node.nftables, 10247)
+    with capture_logs() as logs:
+        await adopted(node)
+        assert node.peers == {None}
+        node.clock.now += 60
+        await node.controller.step()
+    assert node.peers == set()
+    [said] = [it for it in logs if it["event"] == "policy_log.unsupported"]
+    assert "nft_log" in said["next_step"]
 
 
 async def test_an_element_that_is_refused_keeps_no_other_group_waiting(node: Node) -> None:

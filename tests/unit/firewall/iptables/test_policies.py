@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from structlog.testing import capture_logs
 
 from kroute.firewall.iptables.address_sets import POLICIES
 from kroute.firewall.iptables.policy_rules import (
@@ -117,6 +118,17 @@ def test_the_rules_lead_to_groups_which_return_what_they_allow() -> None:
     assert "KROUTENP-6-" not in " ".join(texts), "that is of the other family"
 
 
+def test_what_is_refused_is_logged_at_first_with_the_name_of_the_group() -> None:
+    into, out = Group.of(INGRESS), Group.of(EGRESS)
+    rules = table_rules(V4, [*standing_sets(into), *standing_sets(out)], 10247)
+    for table, group, refusal in (("mangle", into, "DROP"), ("mangle", out, "DROP"), ("nat", out, "QUEUE")):
+        *_, logging, last = (parse_rule(text, V4.number) for text in rules[table].chains[group.chain])
+        assert last.target.name == refusal
+        assert [match.name for match in logging.matches] == ["limit"]
+        said = {parameter.name: parameter.values for parameter in logging.target.parameters}
+        assert (logging.target.name, said) == ("NFLOG", {"nflog-prefix": (group.chain,), "nflog-group": ("10247",)})
+
+
 class Kernel:
     """A fake kernel with the chains and sets, and a plan that they follow."""
 
@@ -124,9 +136,9 @@ class Kernel:
         self.kernel = FakeKernel()
         self.cluster = Cluster(namespace("shop"), *items)  # type: ignore[arg-type]
 
-    async def adopted(self) -> PolicyChains:
+    async def adopted(self, log_group: int | None = None) -> PolicyChains:
         clients = await FakeNodeKernel.of(self.kernel).open()
-        self.chains = PolicyChains(clients.ipset, clients.xtables)
+        self.chains = PolicyChains(clients.ipset, clients.xtables, log_group)
         await self.chains.restore(self.cluster.catalog.groups(), self.cluster.catalog.pods)
         return self.chains
 
@@ -141,6 +153,30 @@ class Kernel:
     def rules(self) -> int:
         """How many rules mangle has for IPv4."""
         return sum(map(len, self.kernel.tables[V4.number, "mangle"].chains.values()))
+
+
+async def test_a_kernel_that_cannot_log_isolates_all_the_same() -> None:
+    node = Kernel(WEB, ingress(pods_with(app="client")))
+    node.kernel.missing_modules.add("xt_NFLOG")
+    with capture_logs() as logs:
+        chains = await node.adopted(10247)
+        node.kernel.missing_modules.clear()
+        assert await chains.restore(node.cluster.catalog.groups(), node.cluster.catalog.pods) == []
+    [said] = logs
+    assert (said["event"], "xt_NFLOG" in said["next_step"]) == ("policy_log.unsupported", True)
+    text = repr([table.chains for table in node.kernel.tables.values()])
+    assert ("-j DROP" in text, "NFLOG" in text) == (True, False)
+
+
+async def test_rules_that_are_refused_with_and_without_logging_are_an_error() -> None:
+    node = Kernel(WEB, ingress(pods_with(app="client")))
+    node.kernel.missing_modules.update({"xt_NFLOG", "xt_DROP"})
+    with capture_logs() as logs, pytest.raises(KernelError, match="no target"):
+        await node.adopted(10247)
+    assert logs == []
+    node.kernel.missing_modules.clear()
+    await node.chains.restore(node.cluster.catalog.groups(), node.cluster.catalog.pods)
+    assert "NFLOG" in repr([table.chains for table in node.kernel.tables.values()])
 
 
 async def test_a_peer_is_one_element_of_each_family_and_no_rule() -> None:
