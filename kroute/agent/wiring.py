@@ -121,7 +121,7 @@ class Agent:
             statistics=self._statistics,
             ownership=self._ownership,
             faults=source.faults,
-            policies=_enforced(policy_catalog, self._controllers),
+            policies=_enforced(policy_catalog, self._controllers, settings),
         )
         self._observation = Observation(parts, self._recorder)
         self._answers = {**self._observation.answers, NEWEST_QUESTION: self._measured}
@@ -290,13 +290,20 @@ def _policies(catalog: "PolicyCatalog | None", recorder: EventRecorder) -> "Poli
     return Policies(catalog, recorder.report_policy)
 
 
-def _enforced(catalog: "PolicyCatalog | None", controllers: NodeControllers) -> "Enforced | None":
+def _enforced(
+    catalog: "PolicyCatalog | None", controllers: NodeControllers, settings: Settings
+) -> "Enforced | None":
     """The NetworkPolicies for those who ask about them, if these are enforced."""
     if catalog is None or controllers.network_policy is None:
         return None
     from kroute.inspect.policies import Enforced  # noqa: PLC0415  as above
 
-    return Enforced(catalog, controllers.network_policy.firewall)
+    refusals = None
+    if settings.refusals_logged_to is not None:
+        from kroute.inspect.refusals import Refusals  # noqa: PLC0415  as above
+
+        refusals = Refusals(start=int(time.time() * 1000))  # an agent that is started later begins higher
+    return Enforced(catalog, controllers.network_policy.firewall, refusals)
 
 
 async def serve(

@@ -56,6 +56,8 @@ class RecentEvents:
         )
 
 
+FREQUENT = frozenset({"policy.refused"})
+"""Events that would fill RECENT within seconds."""
 RECENT = RecentEvents(200)
 """What this process has logged lately, for the status page. It is global because structlog's configuration is."""
 
@@ -85,7 +87,8 @@ def _bounded(value: Any) -> Any:
 def stamped(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """Remember the event in RECENT, and add the time to it: a structlog processor that reads the clock once."""
     now = time.time()
-    RECENT.remember(event, now)
+    if event["event"] not in FREQUENT:
+        RECENT.remember(event, now)
     event["timestamp"] = datetime.fromtimestamp(now, UTC).isoformat().replace("+00:00", "Z")
     return event
 

@@ -17,12 +17,14 @@ from kroute.reconcile.batches import in_turns
 
 if TYPE_CHECKING:
     from kroute.firewall.protocol import PolicyFirewall
+    from kroute.inspect.refusals import Refusals
     from kroute.planning.policies.catalog import PolicyCatalog
 
-QUESTIONS = GROUPS, JUDGE, POD = "policies", "judge", "pod"
-"""The questions: `policies`, `judge PROTOCOL SOURCE ADDRESS PORT [ADDRESS PORT ...]`, and `pod NAMESPACE/NAME`.
+QUESTIONS = GROUPS, JUDGE, POD, REFUSED = "policies", "judge", "pod", "refused"
+"""The questions: `policies`, `judge PROTOCOL SOURCE ADDRESS PORT [ADDRESS PORT ...]`, `pod NAMESPACE/NAME`, and `refused
+NUMBER` about the packets after the one with this number.
 
-The answer is null if the agent enforces no network policies, and to the last one if it knows no such pod.
+The answer is null if the agent enforces no network policies, if it knows no such pod, and if it logs no packets.
 """
 MOST_LISTED = 1_000
 """Groups, addresses of pods, and problems that a list names."""
@@ -31,10 +33,11 @@ MOST_JUDGED = 100
 
 
 class Enforced(NamedTuple):
-    """What plans network policies, and what has them in the kernel."""
+    """What plans network policies, what has them in the kernel, and what they have refused, if that is logged."""
 
     catalog: "PolicyCatalog"
     firewall: "PolicyFirewall"
+    refusals: "Refusals | None" = None
 
     def isolated_pods(self) -> int:
         """How many pods of this node are isolated."""
@@ -109,7 +112,7 @@ class PolicyFigures(NamedTuple):
 
 async def groups_of(enforced: Enforced) -> PolicyGroupList:
     """What the node has. Raises KernelError."""
-    catalog, firewall = enforced
+    catalog, firewall, _ = enforced
     refused, room, groups = await firewall.refused(), MOST_LISTED, []
     for key, addresses in islice(catalog.isolated(), MOST_LISTED):
         pods = [IsolatedPod(str(catalog.pod_at(address) or ""), address) for address in addresses[:room]]
@@ -128,7 +131,7 @@ async def groups_of(enforced: Enforced) -> PolicyGroupList:
 
 async def figures_of(enforced: Enforced, limit: int) -> PolicyFigures:
     """The figures, with refused packets of those `limit` labels that have most of them. Raises KernelError."""
-    catalog, firewall = enforced
+    catalog, firewall, _ = enforced
     refused = await firewall.refused()
     packets: dict[tuple[str, str, str], int] = {}
     for key, _ in catalog.isolated():
@@ -194,4 +197,7 @@ def answers_about(enforced: Enforced | None) -> Mapping[str, Answer]:
     async def pod(about: str) -> bytes:
         return msgspec.json.encode(pod_of(enforced.catalog, ObjectKey.parse(about)))
 
-    return {GROUPS: groups, JUDGE: judge, POD: pod}
+    async def refused(about: str) -> bytes:
+        return encode(enforced.refusals.after(int(about))) if enforced.refusals is not None else b"null"
+
+    return {GROUPS: groups, JUDGE: judge, POD: pod, REFUSED: refused}

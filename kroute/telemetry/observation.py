@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LOOPBACK = ("127.", "::1")
+ADOPTION_LOOK = 1.0
+"""Seconds between two looks whether the rules of network policies are written."""
 SCRAPE_SECONDS = 30.0
 """Seconds that a scrape may take, to its last byte."""
 
@@ -70,6 +72,8 @@ class Observation:
         ):
             if where is not None:
                 parts[name] = partial(serve, where)
+        if settings.refusals_logged_to is not None:
+            parts["policy log"] = partial(self._log_refusals, settings.refusals_logged_to)
         async with asyncio.TaskGroup() as group:
             for name, part in parts.items():
                 group.create_task(_harmless(name, part), name=name)
@@ -94,6 +98,18 @@ class Observation:
             return await self._answer_request(request, only_loopback=where.host.startswith(LOOPBACK))
 
         await server.serve("own", where, answer, self._report, seconds=SCRAPE_SECONDS)
+
+    async def _log_refusals(self, group: int) -> None:
+        """Log what network policies refuse, once the firewall has its rules."""
+        from kroute.kernel.packet_log import PacketLog  # noqa: PLC0415  few nodes have it
+        from kroute.telemetry.policy_log import PolicyLog  # noqa: PLC0415  as above
+
+        policies, controller = self._parts.policies, self._parts.controllers.network_policy
+        if policies is None or policies.refusals is None or controller is None:
+            return
+        while not controller.has_adopted:  # noqa: ASYNC110  it has no event for that
+            await asyncio.sleep(ADOPTION_LOOK)
+        await PolicyLog(policies, policies.refusals, partial(PacketLog, group)).run()
 
     async def _answer_request(self, request: Request, *, only_loopback: bool) -> Response:
         return await (await self.metrics_port()).answer(request, only_loopback=only_loopback)

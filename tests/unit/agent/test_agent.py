@@ -1,6 +1,7 @@
 """How the agent gets from changes to published plans."""
 
 import asyncio
+from itertools import chain
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ from kroute.agent import wiring as module
 from kroute.agent.wiring import Agent
 from kroute.firewall.backend import Choice
 from kroute.firewall.nftables.names import POLICY_TABLES
+from kroute.firewall.nftables.policy_rules import LOGGED
 from kroute.model.node_facts import NodeInterfaces
 from kroute.model.objects import Applied, Listed
 from kroute.model.plan import NodePlan
@@ -205,3 +207,20 @@ async def test_network_policies_are_written_without_services_and_services_planne
 
 async def test_nothing_is_loaded_for_network_policies_where_they_are_not_enforced() -> None:
     assert new_agent(None, "nftables")._controllers.network_policy is None
+
+
+@pytest.mark.parametrize(("is_set", "rules"), [(False, 0), (True, 2)])
+async def test_rules_log_what_policies_refuse_where_the_setting_says_so(*, is_set: bool, rules: int) -> None:
+    """Of two families, of a pod that is isolated in one direction."""
+    kernel = FakeKernel()
+    settings = {"network_policies": True, "policy_log": is_set}
+    agent = new_agent(await FakeNodeKernel.of(kernel).open(), "nftables", **settings)
+    controller = agent._controllers.network_policy
+    assert controller is not None
+    agent._take([*(Applied(msgspec.convert(it, KINDS[it["kind"]])) for it in ISOLATED), *map(Listed, KINDS.values())])
+    await controller.step()
+    found = [rule for table in kernel.nft.tables.values() for _, rule in chain.from_iterable(table.rules.values())]
+    assert sum(rule.comment == LOGGED for rule in found) == rules
+    policies = agent._observation._parts.policies
+    assert policies is not None
+    assert (policies.refusals is not None) == is_set
