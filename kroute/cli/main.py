@@ -52,6 +52,7 @@ COMMANDS = {
         "Show what another service proxy left on this node and take it over, or hand the node back to it."
     ),
     "plan": Entry("Show what `kroute run` would change on this node now, and change nothing."),
+    "policy": Entry("Show the packets that network policies refuse on this node, until interrupted."),
     "run": Entry("Serve this node until SIGTERM; the data path stays in place afterwards, unless told otherwise."),
     "show": Entry(
         "Show what is served: virtual servers with schedulers, real servers and connections; or Services, or one in "
@@ -78,7 +79,7 @@ class LazyGroup(SectionGroup):
 
     sections: ClassVar = {
         "Serve": ("run", "director"),
-        "Look, and change nothing": ("status", "show", "explain", "plan", "check", "bundle"),
+        "Look, and change nothing": ("status", "show", "explain", "policy", "plan", "check", "bundle"),
         "Take over, hand over, remove": ("migrate", "cleanup"),
         "Help": ("help", "version", "completion", "man"),
     }

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from kroute.planning.policies.catalog import PolicyCatalog
 
 QUESTIONS = GROUPS, JUDGE, POD, REFUSED = "policies", "judge", "pod", "refused"
-"""The questions: `policies`, `judge PROTOCOL SOURCE ADDRESS PORT [ADDRESS PORT ...]`, `pod NAMESPACE/NAME`, and `refused
-NUMBER` about the packets after the one with this number.
+"""The questions: `policies`, `judge PROTOCOL SOURCE ADDRESS PORT [ADDRESS PORT ...]`, `pod NAMESPACE/NAME`, and
+`refused NUMBER` about the packets after the one with this number.
 
 The answer is null if the agent enforces no network policies, if it knows no such pod, and if it logs no packets.
 """

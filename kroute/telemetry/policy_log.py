@@ -41,7 +41,7 @@ class Packets(Protocol):
 
 
 class PolicyLog:
-    """Logs what these policies refuse, and keeps it in `refusals`. `open_packets` asks the kernel for logged packets."""
+    """Logs what these policies refuse, and keeps it in `refusals`. `open_packets` asks the kernel for packets."""
 
     def __init__(
         self,

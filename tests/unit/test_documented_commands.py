@@ -42,6 +42,7 @@ RUN_BY = {
     "kroute man": "tests/shells/test_shells.py",
     "kroute migrate": "tests/scenarios/test_migrate.py",
     "kroute plan": "tests/scenarios/test_plan.py",
+    "kroute policy": "tests/scenarios/test_policy_log.py",
     "kroute run": "tests/scenarios/test_api_server.py",
     "kroute show": "tests/scenarios/test_show.py",
     "kroute status": "tests/unit/cli/test_status.py",

@@ -13,6 +13,7 @@ from kroute import __version__
 from kroute.cli.explain import print_explanations
 from kroute.cli.fleet.agents import FleetNode
 from kroute.cli.kubectl.printing import Fleet, print_fleet
+from kroute.cli.policy import print_refused
 from kroute.cli.show.policies import print_policies
 from kroute.cli.status import print_status
 from kroute.cli.terminal.findings import print_findings
@@ -21,6 +22,7 @@ from kroute.firewall.reasons import IN_WORDS, OTHERS_TO_CLUSTER_IP
 from kroute.firewall.reasons import SERVED as HAS_PORT
 from kroute.inspect.explain import Client, Explanation, ExplanationList, Fate, RouteView, Verdict
 from kroute.inspect.policies import IsolatedPod, PolicyGroup, PolicyGroupList, PolicyProblem
+from kroute.inspect.refusals import RefusedPacket, RefusedPacketList
 from kroute.inspect.snapshot import RealServerView
 from kroute.inspect.status import Served, Source, State, Status, plan_problem, with_problems
 from kroute.model.policy_plan import Direction
@@ -130,6 +132,22 @@ POLICIES = PolicyGroupList(
     ],
 )
 
+WEB_1 = "10.244.1.5", 53124, "shop/web-1"
+REFUSED = RefusedPacketList(
+    [
+        RefusedPacket(
+            *("2026-11-28T10:58:37.123Z", Direction.INGRESS, "TCP", "10.244.2.8", 40112, "shop/other"),
+            *("10.244.1.5", 8080, "shop/web-1", "shop", ["clients", "deny"], 2, POLICIES.items[1].name, 1),
+        ),
+        RefusedPacket(
+            *("2026-11-28T10:58:39.027Z", Direction.EGRESS, "UDP", *WEB_1, "198.51.100.7", 53, ""),
+            *("shop", ["out"], 1, POLICIES.items[0].name, 2),
+        ),
+    ],
+    newest=2,
+    left_out=0,
+)
+
 MISSED = "TCP 10.96.0.10:80 (default/web) lacks the real servers 10.244.2.5:8080=1"
 
 
@@ -151,6 +169,7 @@ SHOWN: dict[tuple[str, str], tuple[Any, Callable[[Any, Screen], None]]] = {
     ("operate.md", "# kroute explain"): (ExplanationList([EXPLANATION]), print_explanations),
     ("network-policies.md", "# kroute show policies"): (POLICIES, print_policies),
     ("network-policies.md", "# kroute explain"): (ExplanationList([JUDGED]), print_explanations),
+    ("network-policies.md", "# kroute policy watch"): (REFUSED, print_refused),
     ("kubectl.md", "$ kubectl kroute status"): (FLEET, print_fleet),
     ("quickstart.md", "$ kubectl kroute check"): (VIEWS["check --cluster"].found, print_findings),
 }

@@ -21,6 +21,7 @@ from kroute.cli.kubectl.printing import (
 from kroute.cli.kubectl.top import Total, Totals, print_totals
 from kroute.cli.migrate import print_hand_over, print_leftovers, print_outcome
 from kroute.cli.plan import print_changes
+from kroute.cli.policy import print_refused
 from kroute.cli.show.live import RateList, RateRow, print_rates
 from kroute.cli.show.policies import print_policies
 from kroute.cli.show.service import ConnectionView, EntryView, ServiceReport, VipView, print_report
@@ -34,6 +35,7 @@ from kroute.inspect import figures
 from kroute.inspect.dry_run import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Client, Explanation, ExplanationList, Fate, RouteView, Verdict
 from kroute.inspect.policies import IsolatedPod, PolicyGroup, PolicyGroupList, PolicyProblem
+from kroute.inspect.refusals import RefusedPacket, RefusedPacketList
 from kroute.inspect.snapshot import ProblemRow, RealServerRow, RealServerView, Snapshot, TrafficCounts, VirtualServerRow
 from kroute.inspect.status import PolicyCounts, Served, Severity, Source, State, Status, StatusProblem, with_problems
 from kroute.migration.hand_over import HandOver
@@ -234,6 +236,21 @@ FLEET = Fleet(
     ["1 of 4 nodes without a pod of DaemonSet kroute: `kubectl -n kube-system describe daemonset kroute` says why"],
 )
 
+REFUSED = RefusedPacketList(
+    [
+        RefusedPacket(
+            *("2026-11-28T10:58:37.123Z", Direction.INGRESS, "TCP", IPV6, 65535, LONG, IPV6, 65535, LONG, LONG),
+            *([f"policy-{number}" for number in range(20)], 123, "ingress-e0f224449363e5f3bb17fec4b853ccd2", 1),
+        ),
+        RefusedPacket(
+            *("2026-11-28T10:58:37.123Z", Direction.EGRESS, "ICMP", "10.0.0.1", None, "shop/web", "192.0.2.1", None),
+            *("", "shop", ["out"], 1, "egress-5e9b6f6b3d1a6cbe1c5a2b7a4d0f9e13", 2),
+        ),
+    ],
+    newest=2,
+    left_out=7,
+)
+
 TOTALS = [
     Total("worker-1.europe-west1.example.internal", 1, 1234567, 98765, 12345.6, 1234567.8, 123456789.0, 98765432.1),
     Total(LONG, 123, 1234567, 98765, 12345.6, 1234567.8, 123456789.0, 98765432.1),
@@ -266,6 +283,7 @@ VIEWS = {
         RateList([RateRow(LONG, "TCP", IPV6, 65535, 123, 1234567, 98765, 12345.6, 1234567.8, 123456789.0, 98765432.1)]),
         print_rates,
     ),
+    "policy watch": Shown(REFUSED, print_refused),
     "explain": Shown(ExplanationList([EXPLANATION, EXPLANATION]), print_explanations),
     "plan": Shown(CHANGES, print_changes),
     "check": Shown(FINDINGS, print_findings),

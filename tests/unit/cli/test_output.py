@@ -9,6 +9,7 @@ from kroute.checks.finding import failed
 from kroute.cli.explain import print_explanations
 from kroute.cli.kubectl.printing import NodeAnswer, NodeAnswers, print_answers
 from kroute.cli.plan import print_changes
+from kroute.cli.policy import print_refused
 from kroute.cli.show.live import RateList, RateRow, print_rates
 from kroute.cli.show.service import ServiceReport, print_report
 from kroute.cli.show.table import print_services
@@ -17,9 +18,11 @@ from kroute.cli.terminal.findings import Report, print_findings
 from kroute.inspect import figures, snapshot
 from kroute.inspect.dry_run import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Explanation, ExplanationList
+from kroute.inspect.refusals import RefusedPacket, RefusedPacketList
 from kroute.kernel.errors import KernelError
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, ServicePlan
+from kroute.model.policy_plan import Direction
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView
 from tests.builders import service
 
@@ -57,6 +60,19 @@ FOUND = {
     "show -w": (
         RateList([RateRow(HOSTILE, HOSTILE, HOSTILE, 1, *[0] * 7)]),
         print_rates,
+    ),
+    "policy watch": (
+        RefusedPacketList(
+            [
+                RefusedPacket(
+                    *(HOSTILE, Direction.EGRESS, HOSTILE, HOSTILE, 1, HOSTILE, HOSTILE, 1, HOSTILE),
+                    *(HOSTILE, [HOSTILE], 1, HOSTILE),
+                )
+            ],
+            newest=1,
+            left_out=0,
+        ),
+        print_refused,
     ),
     "kubectl kroute": (NodeAnswers([NodeAnswer(HOSTILE, lines=[HOSTILE])]), print_answers),
 }
