@@ -290,9 +290,7 @@ def _policies(catalog: "PolicyCatalog | None", recorder: EventRecorder) -> "Poli
     return Policies(catalog, recorder.report_policy)
 
 
-def _enforced(
-    catalog: "PolicyCatalog | None", controllers: NodeControllers, settings: Settings
-) -> "Enforced | None":
+def _enforced(catalog: "PolicyCatalog | None", controllers: NodeControllers, settings: Settings) -> "Enforced | None":
     """The NetworkPolicies for those who ask about them, if these are enforced."""
     if catalog is None or controllers.network_policy is None:
         return None

@@ -10,7 +10,7 @@ import msgspec
 
 from kroute.base.wording import host_port
 from kroute.cli.parameters.run_options import with_settings
-from kroute.cli.show.policies import policies_of
+from kroute.cli.show.policies import policy_names
 from kroute.cli.terminal.formats import output_option
 from kroute.cli.terminal.output import DONE, NO_AGENT, complain, refusing
 from kroute.cli.terminal.screen import Screen
@@ -40,7 +40,7 @@ def policy(*, only: str, output: str, state_dir: Path) -> int:
     with 6 if no agent answers, or if it logs none.
     """
     if output in {"yaml", "name"}:
-        raise click.UsageError("kroute policy watch has -o table, wide or json")
+        raise click.UsageError("a watch has -o table, wide or json: it ends when it is interrupted")
     with refusing(agent_socket.AgentUnreachableError, code=NO_AGENT), suppress(KeyboardInterrupt, BrokenPipeError):
         return asyncio.run(_watch(state_dir, output, only.lower()))
     return DONE
@@ -48,7 +48,8 @@ def policy(*, only: str, output: str, state_dir: Path) -> int:
 
 async def _watch(state_dir: Path, how: str, only: str) -> int:
     """Show what is refused. In JSON each answer with something new is a line."""
-    newest, left_out = 0, None
+    newest = 0
+    left_out: int | None = None
     while True:
         found = await agent_socket.ask_for(state_dir, f"{policies.REFUSED} {newest}", decode_refusals)
         if found is None:
@@ -91,7 +92,7 @@ def print_refused(found: RefusedPacketList, screen: Screen) -> None:
     for packet in found.items:
         source = _end(packet.source, packet.source_port, packet.source_pod)
         destination = _end(packet.destination, packet.destination_port, packet.destination_pod)
-        why = f"{packet.direction.lower()} refused, isolated by {policies_of(packet)}"
+        why = f"{packet.direction.lower()} refused, isolated by {policy_names(packet)}"
         group = f" ({packet.group})" if screen.is_wide else ""
         screen.line(f"{packet.time} {packet.protocol} {source} -> {destination}: {why}{group}", hang=4)
 

@@ -161,8 +161,8 @@ LOGGED_A_SECOND, LOGGED_AT_ONCE = 10, 20
 class PolicyFirewall(Removable, Protocol):
     """What the firewall has of network policies. A method raises KernelError when it cannot do all that it should.
 
-    If the settings say so, packets are logged to a group of nfnetlink_log before they are dropped, with the group's name
-    as the prefix. A kernel that cannot do that still drops them; that is logged once.
+    If the settings say so, packets are logged to a group of nfnetlink_log before they are dropped, with the name of the
+    group of pods as the prefix. A kernel that cannot do that still drops them; that is logged once.
     """
 
     async def write(self, change: PolicyChange) -> None:
@@ -174,7 +174,7 @@ class PolicyFirewall(Removable, Protocol):
         ...
 
     def group_name(self, key: GroupKey) -> str:
-        """The group's name in the backend's own tools, for messages to people."""
+        """The group's name in the backend's own tools, for messages to people, and before its logged packets."""
         ...
 
     async def refused(self) -> Mapping[str, int]:

@@ -106,11 +106,12 @@ def parse_packet(payload: bytes) -> LoggedPacket | None:
         (protocol, at), ends = _behind_ipv6(packet), (packet[8:24], packet[24:40])
     else:
         return None
-    ports: tuple[int | None, int | None] = (None, None)
+    source_port = destination_port = None
     if protocol in _HAVE_PORTS and at is not None and at + _PORTS.size <= len(packet):
-        ports = _PORTS.unpack_from(packet, at)
+        source_port, destination_port = _PORTS.unpack_from(packet, at)
     prefix = to_text(found.get(NFULA_PREFIX, b"")[:LONGEST_PREFIX])
-    return LoggedPacket(prefix, protocol, *map(unpack_address, ends), *ports)
+    source, destination = map(unpack_address, ends)
+    return LoggedPacket(prefix, protocol, source, destination, source_port, destination_port)
 
 
 def _read(packets: list[LoggedPacket], datagram: bytes) -> None:

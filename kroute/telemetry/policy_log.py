@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 LINES_A_SECOND = 10
 COUNTED_AFTER = 10.0
-"""Seconds from the first packet to a look at the counters. Quiet nodes read none."""
+"""Seconds from the first packet to a look at the counters, and between such looks until one finds nothing new."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """Seconds between attempts to read packets."""
 _PROTOCOLS = {1: "ICMP", 6: "TCP", 17: "UDP", 33: "DCCP", 58: "ICMPv6", 132: "SCTP", 136: "UDP-Lite"}
@@ -89,7 +89,8 @@ class PolicyLog:
                 async with asyncio.timeout_at(self._due):
                     self._take(await packets.next(), loop.time())
             if self._due is not None and loop.time() >= self._due:
-                await self._count_others()
+                is_quiet = not await self._count_others()
+                self._due = None if is_quiet else loop.time() + COUNTED_AFTER
             await asyncio.sleep(0)
 
     def _take(self, packets: Iterable[LoggedPacket], now: float) -> None:
@@ -108,19 +109,22 @@ class PolicyLog:
                 fields = msgspec.structs.asdict(refused).items()
                 log.info("policy.refused", **{k: v for k, v in fields if k not in _APART and v not in (None, "")})
 
-    async def _count_others(self) -> None:
-        """Say how many packets were refused that got no line. A group whose rules were written anew counts from 0."""
-        self._due = None
+    async def _count_others(self) -> bool:
+        """Say how many packets were refused that got no line. Returns whether there may be more of these.
+
+        A group whose rules were written anew counts from 0.
+        """
         try:
             counts = await self._policies.firewall.refused()
         except KernelError:
-            return  # the next look counts these, too
+            return True
         known = ((count, self._counts.get(group, 0)) for group, count in counts.items())
         others = sum(count - before if count >= before else count for count, before in known) - self._lines
         self._counts, self._lines = counts, max(-others, 0)  # packets that have a line before they are counted
         if others > 0:
             self._refusals.leave_out(others)
             log.info("policy.more_refused", packets=others)
+        return others > 0
 
     def _described(self, packet: LoggedPacket) -> RefusedPacket | None:
         """The packet with names; None if no group has its prefix: it has gone, or another program has logged it."""

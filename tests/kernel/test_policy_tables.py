@@ -235,9 +235,7 @@ async def test_what_changes_have_written_is_what_a_restart_would_write(
 
 
 @each_kind
-async def test_rules_that_log_come_and_go_with_the_setting(
-    node: RealNode, kind: type[OnNftables | OnIptables]
-) -> None:
+async def test_rules_that_log_come_and_go_with_the_setting(node: RealNode, kind: type[OnNftables | OnIptables]) -> None:
     cluster = Cluster(SHOP, WEB, CLIENT, DENY, *STORY[1])
     for on in (kind(node), kind(node, 10247), kind(node)):
         assert await on.restore(cluster)

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import struct
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 
@@ -54,9 +55,9 @@ class Policies:
             ends = f"192.0.2.{number}", f"2001:db8::{number}"
             deployment.apply(pod(f"{WATCHMAN}-{name}", *ends, namespace=WATCHMAN, on=name))
 
-    async def start(self, *nodes: str) -> None:
-        """Start agents on these nodes, or on all, and wait until they have written."""
-        await self._deployment.start(*SETTINGS, nodes=nodes)
+    async def start(self, *nodes: str, more: Sequence[str] = ()) -> None:
+        """Start agents with these further flags on these nodes, or on all, and wait until they have written."""
+        await self._deployment.start(*SETTINGS, *more, nodes=nodes)
         await self.settled()
 
     async def apply(self, *items: Object) -> None:

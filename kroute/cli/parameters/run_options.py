@@ -213,7 +213,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             None,
             "Enforce NetworkPolicies for the pods of this node; policies, Namespaces and all pods are watched.",
         ),
-        Setting("--policy-log", None, "Log some of the packets that they refuse, and count the others."),
+        Setting("--policy-log", None, "Log packets that network policies refuse, a bounded number a second."),
         Setting(
             "--policy-log-group", click.IntRange(1, 65535), "The group of nfnetlink_log by which these packets come."
         ),

@@ -44,7 +44,7 @@ def print_policies(found: PolicyGroupList, screen: Screen) -> None:
     table = TextTable(*_HEADINGS, "Pod", "Address", numbers=("Refused packets",), outer=len(_HEADINGS))
     for group in found.items:
         for pod in group.pods:
-            table.add(group.name, policies_of(group), group.refused_packets, pod.pod or "-", pod.address)
+            table.add(group.name, policy_names(group), group.refused_packets, pod.pod or "-", pod.address)
     screen.table(table)
     listed = len({pod.pod for group in found.items for pod in group.pods})
     screen.line(f"isolated pods: {found.isolated_pods}{f', {listed} listed' if listed < found.isolated_pods else ''}")
@@ -52,7 +52,7 @@ def print_policies(found: PolicyGroupList, screen: Screen) -> None:
         screen.line(f"{problem.policy}: {problem.reason}: {problem.message}", hang=4, fg="yellow")
 
 
-def policies_of(found: PolicyGroup | RefusedPacket) -> str:
+def policy_names(found: PolicyGroup | RefusedPacket) -> str:
     """The policies that isolate a group, or a pod to or from which a packet was refused."""
     more = found.policies_total - len(found.policies)
     return f"{found.namespace}: {', '.join(found.policies)}{f' and {more} more' if more else ''}"

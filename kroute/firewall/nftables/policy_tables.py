@@ -282,9 +282,7 @@ def _make_base(family: Family, difference: Difference) -> None:
         difference.make(chain, rules)
 
 
-def _change_group(
-    group: Group, change: GroupChange, found: Mapping[Family, Difference], log_group: int | None
-) -> None:
+def _change_group(group: Group, change: GroupChange, found: Mapping[Family, Difference], log_group: int | None) -> None:
     if change.is_new:
         for family, difference in found.items():
             difference.made += map(AddSet, group.sets)

@@ -24,6 +24,7 @@ UNUSED = (
     *("kroute.http.probes", "kroute.model.probes", "kroute.controllers.ipvs.confirmations"),
     *("kroute.controllers.network_policy", "kroute.planning.policies", "kroute.firewall.nftables.policy_tables"),
     *("kroute.model.policy_plan", "kroute.checks.policy_enforcers"),
+    *("kroute.kernel.packet_log", "kroute.inspect.refusals", "kroute.telemetry.policy_log"),
     *("kroute.controllers.direct_return", "kroute.kernel.pods", "kroute.kernel.net.steering"),
 )
 """Some that an agent may come to use, and some that it never does."""

@@ -138,6 +138,19 @@ async def test_counters_are_not_read_while_nothing_is_refused() -> None:
 
 
 @in_virtual_time()
+async def test_what_is_refused_after_a_look_and_not_logged_is_counted_by_the_next() -> None:
+    node = Node()
+    with capture_logs() as logs:
+        async with running(node.log.run()):
+            await asyncio.sleep(1)
+            node.refuse(50, logged=1)
+            await asyncio.sleep(COUNTED_AFTER + 1)
+            node.refuse(7, logged=0)
+            await asyncio.sleep(COUNTED_AFTER)
+    assert [it["packets"] for it in events(logs, "policy.more_refused")] == [49, 7]
+
+
+@in_virtual_time()
 async def test_a_group_that_was_written_anew_counts_from_nothing() -> None:
     node = Node()
     with capture_logs() as logs:
@@ -150,14 +163,14 @@ async def test_a_group_that_was_written_anew_counts_from_nothing() -> None:
 
 
 @in_virtual_time()
-async def test_counters_that_cannot_be_read_are_read_at_the_next_packet() -> None:
+async def test_counters_that_cannot_be_read_are_read_later() -> None:
     node = Node()
     with capture_logs() as logs:
         async with running(node.log.run()):
             await asyncio.sleep(1)
             node.cannot_count = True
             node.refuse(100, logged=1)
-            await asyncio.sleep(2 * COUNTED_AFTER)
+            await asyncio.sleep(1.5 * COUNTED_AFTER)
             node.cannot_count = False
             node.refuse(100, logged=1)
             await asyncio.sleep(2 * COUNTED_AFTER)
