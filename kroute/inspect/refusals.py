@@ -16,10 +16,10 @@ NEWEST = 100
 class RefusedPacket(View):
     """A packet that was refused: its ends, with the names of pods (NAMESPACE/NAME), and the policies that isolate one.
 
-    `number` grows from packet to packet, and over restarts of the agent. `direction` says which of the two pods is
-    isolated: of Ingress the destination, of Egress the source. `group` is the name of its chain; `policies` are the
-    first of `policies_total`, of one namespace. Ports are null where the packet shows none, and a pod is empty for the
-    address of no pod.
+    `time` is when the agent has read it, up to a second after the kernel has dropped it. `number` grows from packet to
+    packet, and over restarts of the agent. `direction` says which of the two pods is isolated: of Ingress the
+    destination, of Egress the source. `group` is the name of its chain; `policies` are the first of `policies_total`,
+    of one namespace. Ports are null where the packet shows none, and a pod is empty for the address of no pod.
     """
 
     time: str

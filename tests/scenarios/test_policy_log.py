@@ -76,7 +76,7 @@ def told(packet: Object) -> Refused:
     return Refused(**{**found, "policies": tuple(packet["policies"])})
 
 
-async def logging(deployment: Deployment, policies: Policies) -> KrouteProcess:
+async def logging_agent(deployment: Deployment, policies: Policies) -> KrouteProcess:
     """Start an agent on node1; returns it when it reads what the kernel logs."""
     await policies.start("node1", more=LOG)
     agent = deployment.agents["node1"]
@@ -89,7 +89,7 @@ async def test_a_refused_call_is_told_with_the_names_of_pods_and_policies_and_an
 ) -> None:
     web, other, _ = world.web
     visitor, node1 = world.visitor, world.cluster.node("node1")
-    agent = await logging(deployment, policies)
+    agent = await logging_agent(deployment, policies)
     await policies.apply(*POLICIES)
     watch = await node1.kroute("policy", "watch", "-o", "json")
     filtered = await node1.kroute("policy", "watch", "--filter", "only-web-1")
@@ -126,7 +126,7 @@ async def test_ten_thousand_refused_packets_cost_a_bounded_number_of_lines_and_a
     world: World, deployment: Deployment, policies: Policies
 ) -> None:
     web, node1 = world.web[0], world.cluster.node("node1")
-    agent = await logging(deployment, policies)
+    agent = await logging_agent(deployment, policies)
     await policies.apply(DENY_INGRESS)
     with closing(world.visitor.namespace.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sender:
         while policy_state.dropped(node1, "IPv4") < MANY:
@@ -149,7 +149,7 @@ async def test_without_the_setting_nothing_is_logged_and_a_watch_says_so(
     world: World, deployment: Deployment, policies: Policies
 ) -> None:
     web, node1 = world.web[0], world.cluster.node("node1")
-    await logging(deployment, policies)
+    await logging_agent(deployment, policies)
     await policies.apply(DENY_INGRESS)
     assert str(GROUP) in policy_state.written(node1)
     await deployment.stop()

@@ -61,8 +61,10 @@ async def test_each_packet_is_a_line_once(tmp_path: Path, capfd: pytest.CaptureF
     assert await watched(agent, tmp_path) == NO_AGENT
     written = capfd.readouterr()
     assert written.out.splitlines() == [
-        "2026-11-28T10:00:00.000Z TCP 10.0.0.2:40000 (shop/other) -> 10.0.0.1:80 (shop/web): ingress refused, isolated "
-        "by shop: deny, clients and 23 more",
+        (
+            "2026-11-28T10:00:00.000Z TCP 10.0.0.2:40000 (shop/other) -> 10.0.0.1:80 (shop/web): ingress refused, "
+            "isolated by shop: deny, clients and 23 more"
+        ),
         "2026-11-28T10:00:01.000Z ICMPv6 fd00::1 (shop/web) -> 2001:db8::9: egress refused, isolated by shop: out",
         "9 more were refused",
     ], "what was left out before the command began is not told"

@@ -49,6 +49,16 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     return made
 
 
+@pytest.mark.parametrize(
+    ("network_policies", "policy_log", "group"), [(False, True, None), (True, False, None), (True, True, 10247)]
+)
+def test_only_policies_that_are_enforced_are_logged(
+    *, network_policies: bool, policy_log: bool, group: int | None
+) -> None:
+    chosen = Settings("node1", network_policies=network_policies, policy_log=policy_log)
+    assert chosen.refusals_logged_to == group
+
+
 def test_every_name_of_the_setting_is_a_backend() -> None:
     assert {"auto", *backend.BACKENDS} == set(FIREWALLS)
 
