@@ -1,4 +1,7 @@
-"""What the API's text says of a packet, read from the objects as they are written."""
+"""What the API's text says of a packet, read from the objects as they are written.
+
+As one node judges it, or, without a node, as all nodes together: the one of the source and the one of the destination.
+"""
 
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address, ip_network
@@ -11,8 +14,7 @@ Labels = Mapping[str, str]
 
 def allows(objects: Iterable[Object], source: str, destination: str, number: int, protocol: str) -> bool:
     """Whether policies let the packet pass on the node."""
-    world, ends = World(objects), ((destination, source, "Ingress"), (source, destination, "Egress"))
-    return source == destination or all(world.permits(*end, number, protocol) for end in ends)
+    return World(objects).allows(source, destination, number, protocol)
 
 
 def alone(objects: Iterable[Object], policy: Object) -> "World":
@@ -20,8 +22,15 @@ def alone(objects: Iterable[Object], policy: Object) -> "World":
     return World([item for item in objects if item["kind"] != "NetworkPolicy" or item is policy])
 
 
+def ends(source: str, destination: str) -> tuple[tuple[str, str, str], ...]:
+    """The two ends that judge a packet: the pod's address, its peer's, and the direction. A pod reaches itself."""
+    both = (destination, source, "Ingress"), (source, destination, "Egress")
+    return () if source == destination else both
+
+
 class World:
-    def __init__(self, objects: Iterable[Object]) -> None:
+    def __init__(self, objects: Iterable[Object], node: str | None = NODE) -> None:
+        self._node = node
         all_of = list(objects)
         self.policies = [item for item in all_of if item["kind"] == "NetworkPolicy"]
         self.namespaces = {
@@ -29,14 +38,18 @@ class World:
         }
         self.pods = {
             address["ip"]: item
-            for item in sorted((item for item in all_of if item["kind"] == "Pod"), key=_rank)
+            for item in sorted((item for item in all_of if item["kind"] == "Pod"), key=self._rank)
             if item["status"]["phase"] not in {"Succeeded", "Failed"} and not item["spec"]["hostNetwork"]
             for address in item["status"]["podIPs"]
         }
 
+    def allows(self, source: str, destination: str, number: int, protocol: str) -> bool:
+        return all(self.permits(*end, number, protocol) for end in ends(source, destination))
+
     def permits(self, address: str, peer: str, direction: str, number: int, protocol: str) -> bool:
+        """Whether one end of a packet, the pod with this address, lets it pass."""
         pod = self.pods.get(address)
-        if pod is None or pod["spec"]["nodeName"] != NODE:
+        if pod is None or self._node not in {None, pod["spec"]["nodeName"]}:
             return True
         isolating = [
             item
@@ -71,12 +84,12 @@ class World:
             is_there = namespace in self.namespaces and selects(in_namespaces, self.namespaces[namespace])
         return is_there and selects(peer.get("podSelector", {}), labels)
 
-
-def _rank(pod: Object) -> tuple[Any, ...]:
-    meta = pod["metadata"]
-    is_local = pod["spec"]["nodeName"] == NODE
-    created = meta.get("creationTimestamp", "")
-    return "deletionTimestamp" not in meta, is_local, created, meta["namespace"], meta["name"]
+    def _rank(self, pod: Object) -> tuple[Any, ...]:
+        """Of several pods with one address the last one counts."""
+        meta = pod["metadata"]
+        is_local = pod["spec"]["nodeName"] == self._node
+        created = meta.get("creationTimestamp", "")
+        return "deletionTimestamp" not in meta, is_local, created, meta["namespace"], meta["name"]
 
 
 def _types(spec: Object) -> list[str]:
@@ -109,7 +122,7 @@ def _is_port(port: Object, number: int, protocol: str, served: Object | None) ->
 
 def _is_in_block(address: str, cidr: str, **excepted: list[str]) -> bool:
     try:
-        whole, holes = ip_network(cidr), [ip_network(text) for text in excepted.get("except", ())]
+        whole, *holes = (ip_network(text, strict=False) for text in (cidr, *excepted.get("except", ())))
     except ValueError:
         return False
     if not all(hole.version == whole.version and hole.subnet_of(whole) for hole in holes):  # type: ignore[arg-type]
