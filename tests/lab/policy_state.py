@@ -7,6 +7,7 @@ import re
 
 from tests.lab.cluster import Node
 from tests.lab.firewall import NFTABLES, backend
+from tests.lab.namespaces import CommandError
 
 _NFT_FAMILIES = {"IPv4": "ip", "IPv6": "ip6"}
 _COUNTERS = re.compile(r"(?m) *packets \d+ bytes \d+|^\[\d+:\d+\] ")
@@ -34,5 +35,15 @@ def _listed(node: Node, family: str) -> str:
         is_there = f"table {' '.join(table)}\n" in node.run("nft", "list", "tables")
         return node.run("nft", "-a", "list", "table", *table) if is_there else ""
     tool = "iptables" if family == "IPv4" else "ip6tables"
-    lines = node.run(f"{tool}-legacy-save", "-c").splitlines(keepends=True)
+    lines = _saved(node, f"{tool}-legacy-save").splitlines(keepends=True)
     return "".join(line for line in lines if "KROUTENP-" in line)
+
+
+def _saved(node: Node, tool: str) -> str:
+    """What a tool prints that asks for the name of each set, and fails if one has gone since it read the rules."""
+    while True:
+        try:
+            return node.run(tool, "-c")
+        except CommandError as error:
+            if "in kernel doesn't exist" not in str(error):
+                raise
