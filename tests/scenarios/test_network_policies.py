@@ -39,21 +39,26 @@ FORGED_PORT = 7000
 SETTINGS = "--network-policies", "--firewall", backend()
 WATCHMAN = "watchman"
 """The name of a pod of each node, of their namespace and of its policy. Nothing has their addresses."""
+FOLLOWED = ("198.18.255.1", "2001:db8:1::ff01"), ("198.18.255.9", "2001:db8:1::ff09")
+"""The addresses of two pods of no node that the watchmen's policy lets in: by a label, and by one of a Namespace."""
 
 
 class Policies:
     """Agents that enforce policies, and the objects that they get: pods and Namespaces at first.
 
-    After every change the policy of the watchmen changes, too: a node whose tables have that has what was before it.
+    After every change the policy of the watchmen changes, too, and the labels of those that it names: a Pod and a
+    Namespace. An API server tells of each kind by a watch of its own; a node whose tables have all three changes has
+    what was before them.
     """
 
-    def __init__(self, world: World, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
-        self._nodes = {node.name: node for node in world.nodes}
+        self._nodes = deployment.cluster.nodes
         self._turns = itertools.count(1)
         for number, name in enumerate(self._nodes, 1):
             ends = f"192.0.2.{number}", f"2001:db8::{number}"
             deployment.apply(pod(f"{WATCHMAN}-{name}", *ends, namespace=WATCHMAN, on=name))
+        deployment.apply(pod("of-followed", *FOLLOWED[1], namespace="followed", on="nowhere"))
 
     async def start(self, *nodes: str, more: Sequence[str] = ()) -> None:
         """Start agents with these further flags on these nodes, or on all, and wait until they have written."""
@@ -76,16 +81,22 @@ class Policies:
         """Wait until all agents have written what was applied before."""
         turn = next(self._turns)
         networks = f"198.18.{turn // 256}.{turn % 256}", f"2001:db8:1::{turn:x}"
-        peers = block(f"{networks[0]}/32"), block(f"{networks[1]}/128")
-        self._deployment.apply(ingress(*peers, namespace=WATCHMAN, name=WATCHMAN))
+        label = {"turn": str(turn)}
+        blocks = block(f"{networks[0]}/32"), block(f"{networks[1]}/128")
+        peers = *blocks, pods_with(**label), {"namespaceSelector": {"matchLabels": label}}
+        self._deployment.apply(
+            pod("followed", *FOLLOWED[0], namespace=WATCHMAN, on="nowhere", **label),
+            namespace("followed", **label),
+            ingress(*peers, namespace=WATCHMAN, name=WATCHMAN),
+        )
         for name in self._deployment.agents:
-            await eventually(partial(has_elements, self._nodes[name], networks), within=30)
+            await eventually(partial(has_elements, self._nodes[name], {*networks, *FOLLOWED[0], *FOLLOWED[1]}), 30)
 
 
-def has_elements(node: Node, networks: tuple[str, str]) -> None:
+def has_elements(node: Node, networks: set[str]) -> None:
     """Wait for these elements, and for the end of those before them: what is no longer allowed leaves sets last."""
     found = re.findall(r"(?:198\.18\.|2001:db8:1:)[\da-f.:]+", policy_state.written(node))
-    assert {*found} == {*networks}
+    assert {*found} == networks
 
 
 def has_no_group_of(node: Node, policy: str) -> None:
@@ -103,7 +114,7 @@ def policies(world: World, deployment: Deployment) -> Policies:
     """Without policies and agents at first. web-3 is in another namespace than all other pods."""
     web = [described(one, "elsewhere" if one.name == "web-3" else "shop") for one in world.web]
     deployment.apply(*NAMESPACES, *web, described(world.visitor))
-    return Policies(world, deployment)
+    return Policies(deployment)
 
 
 async def reaches(client: Host, address: str, port: int = 8080, by: str = "http") -> None:

@@ -57,7 +57,7 @@ async def test_tunnels_carry_large_requests_of_pods_nodes_and_clients(world: Wor
 async def test_policies_judge_what_is_in_the_tunnel(world: World, deployment: Deployment) -> None:
     client, web = world.web[1:]
     deployment.apply(namespace("shop"), *map(described, [*world.web, world.visitor]))
-    policies = Policies(world, deployment)
+    policies = Policies(deployment)
     await policies.start()
     await policies.apply(ingress(pods_with(app="visitor"), selector={"matchLabels": {"app": "web-3"}}))
     for family in FAMILIES:
