@@ -1,7 +1,9 @@
-"""Every row of the Kubernetes end-to-end tests that concerns Services, and which component it tests.
+"""Every row of the Kubernetes end-to-end tests that concerns Services or NetworkPolicies, and which component it tests.
 
 A row's id is its number in the conformance suite (C1 to C21), or the file in test/e2e/network and the line of its first
 test there; `X` stands for everything in which a proxy has no part. A row without a `reason` is kroute's and has tests.
+The rows of `netpol` are the tests of netpol/network_policy.go in their order, those of `cyclonus` are groups of cases
+of its generator: `policy_cases.py` has what they apply.
 """
 
 from typing import NamedTuple
@@ -30,6 +32,8 @@ SECTIONS = {
     "5.4": "conntrack.go",
     "5.5": "loadbalancer.go",
     "5.6": "Other files",
+    "5.7": "netpol/network_policy.go and network_policy_api.go, in their order",
+    "5.8": "NetworkPolicies: cases of cyclonus",
 }
 
 _API = "not a proxy's matter: the API server and its controllers alone"
@@ -164,6 +168,79 @@ _OTHERS = (
     ("networking_perf", "iperf runs", "asserts nothing about a proxy"),
 )
 
+_NETPOL = (
+    *(
+        (f"netpol {number}", title)
+        for number, title in enumerate(
+            (
+                "ingress denied by default",
+                "ingress and egress denied by default",
+                "a pod of the namespace, by label",
+                "one pod is open where all others are denied",
+                "pods of all namespaces",
+                "another namespace alone, by label",
+                "a pod by an expression",
+                "a namespace by an expression",
+                "a pod or other namespaces",
+                "a pod of other namespaces",
+                "some pods of other namespaces, by expressions",
+                "either of two pods",
+                "a pod of one other namespace",
+                "one port for a namespace",
+                "two policies for one pod, each with a port",
+                "everything allowed",
+                "ingress to a named port",
+                "ingress from a namespace to a named port",
+                "egress to a named port",
+                "a policy that changes",
+                "a namespace whose labels change",
+                "a peer whose labels change",
+                "other namespaces denied",
+                "a pod that is isolated when its labels change",
+                "egress of a pod denied",
+                "egress of a namespace denied",
+                "ingress and egress in one policy",
+                "egress denied to what ingress allows",
+                "egress to a pod of another namespace",
+                "all ports of one protocol",
+                "of two policies for ingress one allows everything",
+                "of two policies for egress one allows everything",
+                "a policy that is deleted",
+                "egress to a network",
+                "egress to a network with an exception",
+                "the exception of a network, allowed by the changed policy",
+                "egress open and ingress denied",
+                "a port of SCTP is none of TCP",
+                "a pod that may be called by SCTP alone is isolated",
+                "a port of UDP is none of TCP",
+                "a namespace by its default label",
+                "other namespaces by their default label, for egress",
+                "UDP: ingress denied by default",
+                "UDP: one port for a namespace",
+                "UDP: a pod of one other namespace",
+                "SCTP: ingress denied by default",
+                "SCTP: one port for a namespace",
+                "SCTP: a pod of one other namespace",
+            ),
+            1,
+        )
+    ),
+    ("netpol_api 1", "create, read, watch, change and delete policies", _API),
+    ("netpol_api 2", "what endPort may be", _API),
+)
+
+_CYCLONUS = (
+    ("cyclonus targets", "whom a policy selects"),
+    ("cyclonus rules", "no rule, and one for everything"),
+    ("cyclonus peers", "no peers, one, and each two, for ingress and egress"),
+    ("cyclonus ports", "no ports, one, and some pairs, for ingress and egress"),
+    ("cyclonus examples", "a named port, while a namespace comes and goes"),
+    ("cyclonus actions", "policies, namespaces, pods and labels come, change and go"),
+    ("cyclonus conflicts", "what one policy allows and another one does not"),
+    ("cyclonus namespaces", "a namespace by its default label"),
+    ("cyclonus e2e", "Kubernetes' own tests, with DNS allowed"),
+)
+
 _BY_SECTION = {
     "5.1": _CONFORMANCE,
     "5.2": _SERVICE,
@@ -171,6 +248,8 @@ _BY_SECTION = {
     "5.4": _CONNTRACK,
     "5.5": _LOAD_BALANCER,
     "5.6": _OTHERS,
+    "5.7": _NETPOL,
+    "5.8": _CYCLONUS,
 }
 
 _UDP_STARTS_ANEW = (
@@ -190,6 +269,7 @@ _SHOWS = {
     "`publishNotReadyAddresses` becomes `ready` is the EndpointSlice controller's work",
     "networking 458": "datagrams of 2,000 bytes to pods on other nodes, with br_netfilter off on the bridges of pods "
     "(its setting `bridge-nf-call-ip6tables`): with it, IPVS refuses IPv6 datagrams above the MTU",
+    "cyclonus e2e": "four of thirteen cases: the others are those of `netpol`",
     **dict.fromkeys(("conntrack 140", "conntrack 673"), _UDP_STARTS_ANEW),
     **dict.fromkeys(("conntrack 218", "conntrack 297", "conntrack 391", "loadbalancer 707"), _UDP_MOVES),
 }

@@ -22,6 +22,11 @@ The end-to-end tests of Kubernetes 1.36 for Services (`test/e2e/network`), row b
 proxy is a test in `tests/conformance/`: packets between the pods, nodes and clients of a cluster in network namespaces,
 in both address families. The number behind a file's name is the line of the test there. `make conformance` runs the
 tests and writes this page from their results; `make nightly`, which runs them among all others, writes it, too.
+
+The rows of NetworkPolicies are Kubernetes' own tests and the cases of
+[cyclonus](https://github.com/mattfenwick/cyclonus). After each change every pod of three namespaces, on three nodes,
+calls every other and itself: by the pod's address and by a Service, by TCP, UDP and SCTP, on two ports, in both address
+families, with nf_tables and with iptables. What has to pass is read from the objects, apart from kroute's own planning.
 """
 _RUN = """
 | the run | |
