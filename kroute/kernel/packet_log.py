@@ -31,8 +31,10 @@ _MODE = struct.Struct("!IBx")
 """`struct nfulnl_msg_config_mode`: how many bytes, and what is copied."""
 
 COPIED = 128
-"""Bytes of each packet: the longest header of IPv4 has 60, that of IPv6 40 and some dozens of extensions."""
-LONGEST_PREFIX = 127
+"""Bytes of each packet: the longest header of IPv4 has 60, that of IPv6 40 and some dozens of extensions.
+
+The kernel copies whole packets until it has been told.
+"""
 DATAGRAMS_A_TURN = 8
 """How many datagrams, of up to 8 KiB, are read before other tasks run."""
 
@@ -76,7 +78,7 @@ class PacketLog(NetlinkClient):
             mode = attribute(NFULA_CFG_MODE, _MODE.pack(COPIED, NFULNL_COPY_PACKET))
             refused = await self.netlink.transact([self._configure(bind), self._configure(mode)])
             what = f"read the packets that are logged to group {self._group} of nfnetlink_log"
-            raise_refusal(refused, what, "another program may have the group; trying again")
+            raise_refusal(refused, what, "trying again")
         except BaseException:
             await self.close()
             raise
@@ -109,7 +111,7 @@ def parse_packet(payload: bytes) -> LoggedPacket | None:
     source_port = destination_port = None
     if protocol in _HAVE_PORTS and at is not None and at + _PORTS.size <= len(packet):
         source_port, destination_port = _PORTS.unpack_from(packet, at)
-    prefix = to_text(found.get(NFULA_PREFIX, b"")[:LONGEST_PREFIX])
+    prefix = to_text(found.get(NFULA_PREFIX, b""))
     source, destination = map(unpack_address, ends)
     return LoggedPacket(prefix, protocol, source, destination, source_port, destination_port)
 

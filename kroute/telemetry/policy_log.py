@@ -5,6 +5,7 @@ LINES_A_SECOND get a line. How many others there were, the counters say some sec
 """
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
@@ -29,6 +30,11 @@ COUNTED_AFTER = 10.0
 """Seconds from the first packet to a look at the counters, and between such looks until one finds nothing new."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """Seconds between attempts to read packets."""
+_NEXT_STEPS = {
+    errno.EPERM: "set --policy-log-group to a number that no other program has",
+    errno.EINVAL: "load the module nfnetlink_log",
+}
+"""By the errno with which the kernel refuses to send packets."""
 _PROTOCOLS = {1: "ICMP", 6: "TCP", 17: "UDP", 33: "DCCP", 58: "ICMPv6", 132: "SCTP", 136: "UDP-Lite"}
 _APART = frozenset({"number", "time"})
 """Of a packet, what its line in the log has of its own."""
@@ -76,7 +82,7 @@ class PolicyLog:
                     await self._follow(packets)
             except KernelError as error:
                 if str(error) != said:
-                    next_step = "set --policy-log-group to a number that no other program has"
+                    next_step = _NEXT_STEPS.get(error.errno or 0, "trying again")
                     log.warning("policy_log.unavailable", error=str(error), next_step=next_step)
                 said = str(error)
             await asyncio.sleep(backoff.delay())

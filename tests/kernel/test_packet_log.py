@@ -70,7 +70,7 @@ async def test_the_kernel_logs_a_bounded_number_of_packets(packets: PacketLog) -
 
 
 async def test_a_group_has_one_reader(packets: PacketLog) -> None:
-    with pytest.raises(KernelError, match=f"group {GROUP}.*another program") as refused:
+    with pytest.raises(KernelError, match=f"group {GROUP} ") as refused:
         await PacketLog(GROUP).open()
     assert refused.value.errno == errno.EPERM
     async with PacketLog(OTHER_GROUP):
