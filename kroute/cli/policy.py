@@ -55,7 +55,7 @@ async def _watch(state_dir: Path, how: str, only: str) -> int:
         if found is None:
             complain("the agent logs no refused packets: `kroute run --network-policies --policy-log` does")
             return NO_AGENT
-        others = _since(left_out, found.left_out)
+        others = 0 if left_out is None else max(found.left_out - left_out, 0)  # an agent counts from its start
         newest, left_out = found.newest, found.left_out
         shown = narrowed(found, only)
         if how == "json" and (shown.items or others):
@@ -67,13 +67,6 @@ async def _watch(state_dir: Path, how: str, only: str) -> int:
                 screen.line(f"{others} more were refused")
         sys.stdout.flush()
         await asyncio.sleep(PAUSE)
-
-
-def _since(before: int | None, now: int) -> int:
-    """How much a count has grown; None: it was not known. An agent that has started counts from 0."""
-    if before is None:
-        return 0
-    return now - before if now >= before else now
 
 
 def narrowed(found: RefusedPacketList, text: str) -> RefusedPacketList:

@@ -45,6 +45,12 @@ def test_the_time_of_a_line_is_that_of_the_status_page() -> None:
     assert newest.details == "port=5"
 
 
+def test_refused_packets_do_not_fill_the_status_page() -> None:
+    kept = RECENT.newest_first
+    assert "timestamp" in stamped(None, "info", {"event": "policy.refused", "level": "info"})
+    assert RECENT.newest_first == kept
+
+
 def test_a_line_of_json_is_what_json_dumps_makes_of_its_fields_in_their_order() -> None:
     program = (
         "import pathlib, structlog; from kroute.base import logs; logs.configure('json', 'info');"

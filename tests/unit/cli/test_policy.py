@@ -57,7 +57,8 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_each_packet_is_a_line_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    agent = Agent([([IN], 5), ([], 0), ([OUT], 9)])
+    """The last answer is that of an agent which has just started."""
+    agent = Agent([([IN], 5), ([], 0), ([OUT], 9), ([], -14)])
     assert await watched(agent, tmp_path) == NO_AGENT
     written = capfd.readouterr()
     assert written.out.splitlines() == [
@@ -68,7 +69,7 @@ async def test_each_packet_is_a_line_once(tmp_path: Path, capfd: pytest.CaptureF
         "2026-11-28T10:00:01.000Z ICMPv6 fd00::1 (shop/web) -> 2001:db8::9: egress refused, isolated by shop: out",
         "9 more were refused",
     ], "what was left out before the command began is not told"
-    assert agent.asked == ["0", "1", "1", "2"]
+    assert agent.asked == ["0", "1", "1", "2", "2"]
     assert "could not answer" in written.err
 
 
