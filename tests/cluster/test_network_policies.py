@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.cluster.agents import said
 from tests.cluster.installation import upgrade
 from tests.cluster.machines import Cluster
 from tests.cluster.web import Web
@@ -35,13 +36,19 @@ def test_a_policy_lets_the_pods_that_it_names_reach_a_service_and_ends_with_the_
     def is_refused() -> bool:
         return all(web.answers_from_pod("node2", url, 1) == {"failed"} for url in urls)
 
+    def is_told() -> bool:
+        packets = [line for line in said(cluster) if line["event"] == "policy.refused"]
+        told = {(it.get("source_pod"), it["namespace"], *it["policies"]) for it in packets}
+        return ("default/client-node2", "default", "web") in told
+
     def is_served(node: str) -> bool:
         return all(web.answers_from_pod(node, url) == web.names() for url in urls)
 
-    upgrade(cluster, "--set", "settings.network-policies=true")
+    upgrade(cluster, "--set", "settings.network-policies=true", "--set", "settings.policy-log=true")
     try:
         with cluster.having(FOR_ONE_CLIENT):
             cluster.wait_until("the other client is refused", is_refused)
+            cluster.wait_until("the log names it and the policy", is_told)
             assert is_served("node1")
             cluster.kubectl("rollout", "restart", "deployment/web")  # the kubelets' probes pass, and new pods are known
             cluster.kubectl("rollout", "status", "deployment/web", "--timeout=10m")
@@ -51,7 +58,7 @@ def test_a_policy_lets_the_pods_that_it_names_reach_a_service_and_ends_with_the_
         cluster.apply(FOR_ONE_CLIENT)
         cluster.wait_until("the other client is refused again", is_refused)
     finally:
-        upgrade(cluster, "--set", "settings.network-policies=false")
+        upgrade(cluster, "--set", "settings.network-policies=false", "--set", "settings.policy-log=false")
     cluster.wait_until("without the setting all are served", lambda: is_served("node2"))
     cluster.kubectl("delete", "networkpolicy", "web")
     for node in cluster.nodes.values():
