@@ -16,6 +16,7 @@ import msgspec
 from kroute.model.objects import (
     HEADLESS_LABEL,
     WEIGHT,
+    ClusterNetworkPolicy,
     EndpointSlice,
     KubernetesObject,
     Namespace,
@@ -32,7 +33,8 @@ class WatchedKind(msgspec.Struct, frozen=True, kw_only=True):
 
     `group` is empty for the core API. `plural` is the kind's name in paths and RBAC rules. The API server applies the
     selectors; `selects` applies the same conditions to an object from any other source. `only_metadata`: the API
-    server is asked for `PartialObjectMetadata` instead of whole objects.
+    server is asked for `PartialObjectMetadata` instead of whole objects. `is_optional`: an API server that does not
+    serve the kind has no objects of it.
     """
 
     type: type[KubernetesObject]
@@ -44,6 +46,7 @@ class WatchedKind(msgspec.Struct, frozen=True, kw_only=True):
     label_selector: str = ""
     field_selector: str = ""
     only_metadata: bool = False
+    is_optional: bool = False
 
     @property
     def name(self) -> str:
@@ -103,14 +106,23 @@ NETWORK_POLICIES = WatchedKind(
     plural="networkpolicies",
     selects=lambda item: isinstance(item, NetworkPolicy),
 )
+CLUSTER_NETWORK_POLICIES = WatchedKind(
+    type=ClusterNetworkPolicy,
+    group="policy.networking.k8s.io",
+    version="v1alpha2",
+    plural="clusternetworkpolicies",
+    selects=lambda item: isinstance(item, ClusterNetworkPolicy),
+    is_namespaced=False,
+    is_optional=True,
+)
 ALL_PODS = WatchedKind(
     type=Pod,
     plural="pods",
     selects=lambda item: isinstance(item, Pod),
     field_selector=PODS.field_selector,
 )
-POLICY_KINDS = (NAMESPACES, NETWORK_POLICIES, ALL_PODS)
-"""What NetworkPolicies need: each may name the pods of any namespace, on any node."""
+POLICY_KINDS = (NAMESPACES, NETWORK_POLICIES, CLUSTER_NETWORK_POLICIES, ALL_PODS)
+"""What network policies need: each may name the pods of any namespace, on any node."""
 
 WATCHED = (SERVICES, ENDPOINT_SLICES, NODES)
 """Everything that an agent watches. All Nodes are watched because no Service may have another Node's address."""

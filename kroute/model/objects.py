@@ -1,8 +1,9 @@
 """The objects of Kubernetes as kroute reads them.
 
 The structs mirror the JSON of the Kubernetes API (`v1`, EndpointSlice of `discovery.k8s.io/v1`, NetworkPolicy of
-`networking.k8s.io/v1`), so that msgspec decodes a response's bytes straight into them; fields that kroute does not read
-are skipped by the decoder. Go encodes an empty list as `null` in places, so lists may be None.
+`networking.k8s.io/v1`, ClusterNetworkPolicy of `policy.networking.k8s.io/v1alpha2`), so that msgspec decodes a
+response's bytes straight into them; fields that kroute does not read are skipped by the decoder. Go encodes an empty
+list as `null` in places, so lists may be None.
 """
 
 from sys import intern
@@ -362,24 +363,103 @@ class NetworkPolicy(_Object, frozen=True):
     spec: NetworkPolicySpec = NetworkPolicySpec()
 
 
-class SelectedPods(_Struct, frozen=True):
-    """`spec` of a NetworkPolicy without its rules."""
+class NamespacedPods(_Struct, frozen=True):
+    """Pods of the Namespaces that a selector selects: without one, of all."""
 
+    namespace_selector: LabelSelector | None = None
     pod_selector: LabelSelector | None = None
 
 
+class ClusterPeer(_Struct, frozen=True):
+    """One of `from` or `to`, and `subject`, which has no `networks`: one of the fields. Another one than these is None
+    here, too: `nodes` and `domainNames` of the experimental channel, and what a newer API has.
+    """
+
+    namespaces: LabelSelector | None = None
+    pods: NamespacedPods | None = None
+    networks: tuple[str, ...] | None = None
+
+
+class PortNumbers(_Struct, frozen=True):
+    """`range` of a port, both ends included."""
+
+    start: int = 0
+    end: int = 0
+
+
+class ClusterPort(_Struct, frozen=True):
+    """`destinationPort`: one of the fields."""
+
+    number: int | None = None
+    range: PortNumbers | None = None
+
+
+class ClusterProtocolPorts(_Struct, frozen=True):
+    """`tcp`, `udp` or `sctp`. Without a port all of them are meant."""
+
+    destination_port: ClusterPort | None = None
+
+
+class ClusterProtocol(_Struct, frozen=True):
+    """One of `protocols`: one of the fields. A port's name is of any protocol."""
+
+    tcp: ClusterProtocolPorts | None = None
+    udp: ClusterProtocolPorts | None = None
+    sctp: ClusterProtocolPorts | None = None
+    destination_named_port: str | None = None
+
+
+class ClusterPolicyRule(_Struct, frozen=True):
+    """One of `ingress`, which has `from`, or `egress`, which has `to`."""
+
+    name: str = ""
+    action: str = ""
+    sources: tuple[ClusterPeer, ...] | None = msgspec.field(name="from", default=None)
+    destinations: tuple[ClusterPeer, ...] | None = msgspec.field(name="to", default=None)
+    protocols: tuple[ClusterProtocol, ...] | None = None
+
+
+class ClusterNetworkPolicySpec(_Struct, frozen=True):
+    """`spec` of a ClusterNetworkPolicy. Of two policies the one with the lower priority comes first."""
+
+    tier: str = ""
+    priority: int = 0
+    subject: ClusterPeer = ClusterPeer()
+    ingress: tuple[ClusterPolicyRule, ...] | None = None
+    egress: tuple[ClusterPolicyRule, ...] | None = None
+
+
+class ClusterNetworkPolicy(_Object, frozen=True):
+    """A `policy.networking.k8s.io/v1alpha2` ClusterNetworkPolicy."""
+
+    spec: ClusterNetworkPolicySpec = ClusterNetworkPolicySpec()
+
+
+class SelectedPods(_Struct, frozen=True):
+    """`spec` of a NetworkPolicy or a ClusterNetworkPolicy without its rules."""
+
+    pod_selector: LabelSelector | None = None
+    subject: ClusterPeer = ClusterPeer()
+
+
 class UnreadablePolicy(_Struct, frozen=True):
-    """What counts of a NetworkPolicy that is malformed: the pods that it selects must not be open because of that."""
+    """What counts of a policy that is malformed: the pods that it selects must not be open because of that."""
 
     spec: SelectedPods = SelectedPods()
 
-    def closed(self, key: ObjectKey, resource_version: str = "") -> NetworkPolicy:
-        """The policy that isolates these pods in both directions, and allows nothing."""
-        metadata = ObjectMeta(key.name, key.namespace, resource_version=resource_version)
-        return NetworkPolicy(metadata, NetworkPolicySpec(self.spec.pod_selector, ("Ingress", "Egress")))
+    def closed(self, kind: type["KubernetesObject"], key: ObjectKey, version: str = "") -> "KubernetesObject | None":
+        """The policy that allows these pods nothing, in both directions; None: the kind is not that of a policy."""
+        metadata = ObjectMeta(key.name, key.namespace, resource_version=version)
+        if kind is NetworkPolicy:
+            return NetworkPolicy(metadata, NetworkPolicySpec(self.spec.pod_selector, ("Ingress", "Egress")))
+        if kind is ClusterNetworkPolicy:
+            everything = (ClusterPolicyRule(action="Deny"),)  # that names no peer denies all
+            spec = ClusterNetworkPolicySpec("Admin", 0, self.spec.subject, everything, everything)
+            return ClusterNetworkPolicy(metadata, spec)
+        return None
 
 
-KubernetesObject = Service | EndpointSlice | Node | Pod | Namespace | NetworkPolicy
+KubernetesObject = Service | EndpointSlice | Node | Pod | Namespace | NetworkPolicy | ClusterNetworkPolicy
 
 
 class Applied(msgspec.Struct, frozen=True):

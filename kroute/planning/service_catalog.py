@@ -15,6 +15,7 @@ from kroute.model.kinds import InitialSync, WatchedKind
 from kroute.model.objects import (
     Applied,
     Change,
+    ClusterNetworkPolicy,
     Deleted,
     EndpointSlice,
     KubernetesObject,
@@ -64,6 +65,7 @@ class ServiceCatalog(ABC):
             Pod: self.place_pod,
             Namespace: _of_policies,
             NetworkPolicy: _of_policies,
+            ClusterNetworkPolicy: _of_policies,
         }
 
     @property
@@ -150,4 +152,4 @@ class ServiceCatalog(ABC):
 
 
 def _of_policies(_key: ObjectKey, _item: KubernetesObject | None) -> None:
-    """Nothing: `kroute.planning.policies` has what only NetworkPolicies need."""
+    """Nothing: `kroute.planning.policies` has what only network policies need."""

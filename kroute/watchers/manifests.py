@@ -18,14 +18,13 @@ import structlog
 from kroute.base.backoff import exhaustion, retry_when_exhausted
 from kroute.base.wording import in_words
 from kroute.kernel.inotify import DirectoryChanges
-from kroute.model.kinds import NAMESPACES, NETWORK_POLICIES, PODS, WATCHED, WatchedKind
+from kroute.model.kinds import POLICY_KINDS, WATCHED, WatchedKind
 from kroute.model.objects import (
     Applied,
     Change,
     Deleted,
     KubernetesObject,
     Listed,
-    NetworkPolicy,
     ObjectKey,
     UnreadablePolicy,
 )
@@ -41,7 +40,7 @@ LONGEST_FILE = 64 << 20
 LONGEST_NAME = 253
 """Characters of a name or namespace, as in the API."""
 LISTS_WITHIN_EACH_OTHER = 8
-_KINDS = {kind.name: kind for kind in (*WATCHED, PODS, NAMESPACES, NETWORK_POLICIES)}
+_KINDS = {kind.name: kind for kind in (*WATCHED, *POLICY_KINDS)}
 _MISFITS = (msgspec.ValidationError, ValueError, RecursionError)
 """What an object raises that does not match its kind."""
 _decode_json = msgspec.json.Decoder().decode
@@ -180,14 +179,14 @@ def _read_object(document: dict[str, Any], kind: WatchedKind) -> KubernetesObjec
     try:
         return msgspec.convert(document, kind.type)
     except _MISFITS as error:
-        closed = _closed_policy(object_id.key, document) if kind.type is NetworkPolicy else None
+        closed = _closed_policy(object_id, document)
         return Faulty(object_id, f"{error}; it allows nothing to its pods" if closed else str(error), closed)
 
 
-def _closed_policy(key: ObjectKey, document: dict[str, Any]) -> NetworkPolicy | None:
-    """What the pods of a malformed policy get; None: these cannot be read."""
+def _closed_policy(object_id: ObjectId, document: dict[str, Any]) -> KubernetesObject | None:
+    """What the pods of a malformed policy get; None: it is none, or these cannot be read."""
     try:
-        return msgspec.convert(document, UnreadablePolicy).closed(key)
+        return msgspec.convert(document, UnreadablePolicy).closed(*object_id)
     except _MISFITS:
         return None
 

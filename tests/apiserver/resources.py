@@ -86,6 +86,9 @@ NAMESPACES = ResourceType("Namespace", "namespaces", "v1", namespaced=False, zer
 NETWORK_POLICIES = ResourceType(
     "NetworkPolicy", "networkpolicies", "v1", "networking.k8s.io", zero={"spec": {"podSelector": {}}}
 )
+CLUSTER_NETWORK_POLICIES = ResourceType(
+    "ClusterNetworkPolicy", "clusternetworkpolicies", "v1alpha2", "policy.networking.k8s.io", namespaced=False
+)
 SERVICE_CIDRS = ResourceType("ServiceCIDR", "servicecidrs", "v1", "networking.k8s.io", namespaced=False)
 IP_POOLS = ResourceType("IPPool", "ippools", "v1", "crd.projectcalico.org", namespaced=False)
 FELIX_CONFIGURATIONS = ResourceType(
@@ -106,7 +109,7 @@ DAEMON_SETS = ResourceType(
 
 TYPES = (
     *(SERVICES, ENDPOINT_SLICES, NODES, LEASES, EVENTS, PODS, CONFIG_MAPS, NAMESPACES, DAEMON_SETS, SERVICE_CIDRS),
-    *(NETWORK_POLICIES, IP_POOLS, FELIX_CONFIGURATIONS),
+    *(NETWORK_POLICIES, CLUSTER_NETWORK_POLICIES, IP_POOLS, FELIX_CONFIGURATIONS),
 )
 BY_KIND = {type_.kind: type_ for type_ in TYPES}
 

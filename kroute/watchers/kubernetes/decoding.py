@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from kroute.model.objects import EndpointSlice, KubernetesObject, NetworkPolicy, ObjectKey, ObjectMeta, UnreadablePolicy
+from kroute.model.objects import EndpointSlice, KubernetesObject, ObjectKey, ObjectMeta, UnreadablePolicy
 from kroute.watchers.json_text import decoded, elements, members
 from kroute.watchers.kubernetes.errors import ApiError
 
@@ -191,7 +191,7 @@ class ObjectDecoder:
         self.malformed = 0
 
     def decode(self, raw: msgspec.Raw | bytes) -> KubernetesObject | Malformed:
-        """The object, or what could be read of its identity; of a NetworkPolicy also one that allows nothing."""
+        """The object, or what could be read of its identity; of a policy also one that allows nothing."""
         try:
             return self._decode_sound(raw)
         except msgspec.DecodeError as error:
@@ -201,7 +201,7 @@ class ObjectDecoder:
         except msgspec.DecodeError:
             identity = Identity()
         self.malformed += 1
-        closed = _closed_policy(identity, raw) if self._kind is NetworkPolicy else None
+        closed = _closed_policy(self._kind, identity, raw)
         consequence = "skipped; what is served of it stays as it was"
         log.error(
             "object.malformed",
@@ -221,13 +221,15 @@ class ObjectDecoder:
         return item
 
 
-def _closed_policy(identity: Identity, raw: msgspec.Raw | bytes) -> NetworkPolicy | None:
-    """What the pods of a malformed policy get; None: its name or these pods cannot be read."""
+def _closed_policy(
+    kind: type[KubernetesObject], identity: Identity, raw: msgspec.Raw | bytes
+) -> KubernetesObject | None:
+    """What the pods of a malformed policy get; None: it is none, or its name or these pods cannot be read."""
     try:
         found: UnreadablePolicy = decoded(_decode_unreadable_policy, raw)
     except msgspec.DecodeError:
         return None
-    return found.closed(identity.key, identity.resource_version) if identity.name else None
+    return found.closed(kind, identity.key, identity.resource_version) if identity.name else None
 
 
 def trigger_time(item: KubernetesObject) -> float | None:

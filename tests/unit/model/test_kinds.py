@@ -2,13 +2,13 @@
 
 from typing import get_args
 
-from kroute.model.kinds import NAMESPACES, NETWORK_POLICIES, PODS, POLICY_KINDS, WATCHED, InitialSync, watched
+from kroute.model.kinds import PODS, POLICY_KINDS, WATCHED, InitialSync, watched
 from kroute.model.objects import EndpointSlice, KubernetesObject, Node, Service
 from tests.builders import settings
 
 
 def test_every_kind_of_object_has_one_row() -> None:
-    types = [kind.type for kind in (*WATCHED, PODS, NAMESPACES, NETWORK_POLICIES)]
+    types = [kind.type for kind in (*WATCHED, *POLICY_KINDS)]
     assert set(types) == set(get_args(KubernetesObject))
     assert len(types) == len(set(types))
 

@@ -11,6 +11,10 @@ import structlog.testing
 from kroute.model.kinds import SERVICES
 from kroute.model.objects import (
     Applied,
+    ClusterNetworkPolicy,
+    ClusterNetworkPolicySpec,
+    ClusterPeer,
+    ClusterPolicyRule,
     EndpointSlice,
     LabelSelector,
     NetworkPolicy,
@@ -196,6 +200,18 @@ def test_a_malformed_policy_lets_nobody_in_or_out_of_its_pods(spoiled: bytes) ->
     )
     assert (decoder.malformed, logs[0]["consequence"]) == (1, "it allows nothing to its pods")
     assert isinstance(decoder.decode(raw % (b'"everything"', spoiled)), Malformed), "whom it selects is not known"
+
+
+def test_a_malformed_cluster_policy_denies_its_pods_everything() -> None:
+    raw = b'{"metadata":{"name":"deny","resourceVersion":"7"},"spec":{"priority":"high","subject":{"namespaces":%b}}}'
+    decoder = ObjectDecoder(ClusterNetworkPolicy)
+    found = decoder.decode(raw % b'{"matchLabels":{"team":"a"}}')
+    denied = (ClusterPolicyRule(action="Deny"),)
+    subject = ClusterPeer(LabelSelector({"team": "a"}))
+    assert found == ClusterNetworkPolicy(
+        ObjectMeta("deny", resource_version="7"), ClusterNetworkPolicySpec("Admin", 0, subject, denied, denied)
+    )
+    assert isinstance(decoder.decode(raw % b'"everything"'), Malformed), "whom it selects is not known"
 
 
 async def test_an_object_that_is_too_long_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
