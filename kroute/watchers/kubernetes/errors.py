@@ -12,7 +12,7 @@ NO_STREAMING = frozenset({400, 403, 404, 422})
 """Status codes for a streaming list from servers or proxies that do not support it."""
 LONGEST_PAUSE = 300.0
 """The longest pause in seconds that a server may ask for before the next try."""
-UNAUTHORIZED, FORBIDDEN = 401, 403
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 401, 403, 404
 RENEW = "renew the token; a Pod's is refused when its account was deleted, also if it was made again: delete the Pod"
 """The next step after UNAUTHORIZED."""
 
@@ -96,6 +96,11 @@ class ApiError(Exception):
     def is_final(self) -> bool:
         """Whether the same request would be refused again: it is the request that the server objects to."""
         return 400 <= self.status < 500 and self.status != 429
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is nothing of that name. For a list: the server does not serve the kind."""
+        return self.status == NOT_FOUND
 
     @property
     def lacks_field_selector(self) -> bool:

@@ -79,10 +79,15 @@ class Reflector:
             self._counts,
             objects=len(self._inventory),
             malformed=self._decoder.malformed,
-            resource_version="" if self._must_list else self._resource_version,
+            resource_version=self._resource_version if not self._must_list or self._is_absent else "",
             denied_with=self._retry_policy.denied_with,
             is_away=self._api.presence.is_away,
         )
+
+    @property
+    def _is_absent(self) -> bool:
+        """Whether the server has said that it does not serve the kind."""
+        return self._kind.is_optional and self._resource_version == FROM_CACHE
 
     async def run(self) -> None:
         """List and watch until cancelled. After every API failure it pauses and tries again."""
@@ -104,6 +109,9 @@ class Reflector:
 
     async def _recover(self, error: ApiError) -> None:
         """Decide whether to list or to watch after a failure, and pause."""
+        if self._kind.is_optional and error.is_missing:
+            await self._do_without(error)
+            return
         self._counts.failures += 1
         self._counts.denied += error.is_denied
         if self._queries.refused(error):
@@ -127,6 +135,20 @@ class Reflector:
         )
         if pause:
             await self._timing.sleep(pause)
+
+    async def _do_without(self, error: ApiError) -> None:
+        """Have no objects of a kind that is not served, and wait. When a watch says so, a list has to say it, too."""
+        if not self._must_list:
+            self._must_list = True
+            await self._timing.sleep(self._retry_policy.pause(error, while_watching=True))
+            return
+        if changes := self._inventory.complete(set()):
+            self._pending += changes
+            self._pass_on()
+            self._log.info("list.not_served", next="ask again from time to time")
+        self._resource_version = FROM_CACHE
+        self._retry_policy.allowed()
+        await self._timing.sleep(self._timing.absence * (1.0 + self._timing.rng.random()))
 
     # Listing
 

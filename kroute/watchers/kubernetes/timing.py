@@ -46,6 +46,8 @@ class Timing(msgspec.Struct, frozen=True):
     seconds."""
     list_timeout: float = 600.0
     """The initial events of a streaming list must be there within this time, or the list is requested in pages."""
+    absence: float = 60.0
+    """A kind that need not exist and does not is asked for again after this, and a random part of it."""
     short_watch: float = 1.0
     """A watch that ends sooner without an event counts as a failure."""
 

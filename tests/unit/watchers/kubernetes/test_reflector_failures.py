@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kroute.base.backoff import Backoff
-from kroute.model.kinds import SERVICES
+from kroute.model.kinds import CLUSTER_NETWORK_POLICIES, SERVICES
 from kroute.model.objects import Service
 from kroute.watchers.kubernetes.errors import ApiError
 from kroute.watchers.kubernetes.reflector import Reflector
@@ -329,3 +329,43 @@ async def test_a_streaming_list_that_trickles_is_requested_in_pages() -> None:
     async with running(follows.run()):
         await follower.until(lambda: bool(follower.listed), within=3600)
     assert clock() == Timing().list_timeout
+
+
+def cluster_policy(name: str) -> dict[str, Any]:
+    version = f"{CLUSTER_NETWORK_POLICIES.group}/{CLUSTER_NETWORK_POLICIES.version}"
+    return {"apiVersion": version, "kind": "ClusterNetworkPolicy", "metadata": {"name": name}, "spec": {}}
+
+
+async def test_a_kind_that_a_cluster_need_not_have_is_empty_until_it_is_served(
+    tmp_path: Path, follower: Follower, pauses: Pauses
+) -> None:
+    async with ApiServer() as server:
+        server.apply(cluster_policy("deny"))
+        server.faults.add("answer", status=404, times=2)
+        async with reflecting(server, tmp_path, follower, quick(pauses), CLUSTER_NETWORK_POLICIES) as reflector:
+            await follower.until_listed()
+            assert reflector.statistics.failures == 0
+            await follower.until(lambda: "deny" in follower.names)
+    assert follower.take() == ["listed ClusterNetworkPolicy", "applied deny"]
+    assert pauses.taken == [60.0]
+
+
+async def test_when_such_a_kind_is_served_no_more_its_objects_are_gone_if_a_list_says_so_too(
+    tmp_path: Path, follower: Follower, pauses: Pauses
+) -> None:
+    async with ApiServer() as server:
+        server.apply(cluster_policy("deny"))
+        async with reflecting(server, tmp_path, follower, quick(pauses), CLUSTER_NETWORK_POLICIES):
+            await follower.until_listed()
+            server.faults.add("answer", status=404, where="watch")
+            server.end_watches()
+            await pauses.until(1)
+            server.apply(cluster_policy("allow"))
+            await follower.until(lambda: "allow" in follower.names)
+            assert follower.take() == ["applied deny", "listed ClusterNetworkPolicy", "applied allow"]
+            server.faults.add("answer", status=404, times=3)
+            server.end_watches()
+            await pauses.until(3)
+            await follower.until(lambda: follower.names == {"allow", "deny"})
+    assert sorted(follower.take()) == ["applied allow", "applied deny", "deleted allow", "deleted deny"]
+    assert pauses.taken == [0.8, 0.8, 60.0]
