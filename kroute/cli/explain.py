@@ -255,6 +255,8 @@ def _rulings(verdict: Verdict) -> Iterator[tuple[str, str | None]]:
 def _ruling(ruling: Ruling) -> str:
     if not ruling.is_here:
         return f"{ruling.node or 'its node'} decides; ask there"
+    if ruling.refused_by:
+        return f"refused by {', '.join(ruling.refused_by)}"
     if ruling.exempt:
         return f"allowed, since {ruling.exempt}"
     if ruling.allowed_by:

@@ -85,7 +85,8 @@ def print_refused(found: RefusedPacketList, screen: Screen) -> None:
     for packet in found.items:
         source = _end(packet.source, packet.source_port, packet.source_pod)
         destination = _end(packet.destination, packet.destination_port, packet.destination_pod)
-        why = f"{packet.direction.lower()} refused, isolated by {policy_names(packet)}"
+        by = "isolated by" if packet.namespace else "denied by"
+        why = f"{packet.direction.lower()} refused, {by} {policy_names(packet)}"
         group = f" ({packet.group})" if screen.is_wide else ""
         screen.line(f"{packet.time} {packet.protocol} {source} -> {destination}: {why}{group}", hang=4)
 

@@ -243,7 +243,7 @@ def _under_policies(verdict: Verdict, judgements: list[Judgement], asked: int) -
     rulings = [ruling for one in judgements for ruling in one.rulings] if not verdict.client.interface else []
     for ruling in rulings:
         if ruling.direction is Direction.INGRESS and ruling.is_here:
-            ruling.exempt = "the node reaches its own pods"
+            ruling.exempt, ruling.refused_by = "the node reaches its own pods", []
     refused, more = sum(one.is_refused for one in judgements), asked - len(judgements) if judgements else 0
     verdict = msgspec.structs.replace(verdict, judgements=judgements, unjudged=more)
     if not refused:

@@ -14,12 +14,13 @@ NEWEST = 100
 
 
 class RefusedPacket(View):
-    """A packet that was refused: its ends, with the names of pods (NAMESPACE/NAME), and the policies that isolate one.
+    """A packet that was refused: its ends, with the names of pods (NAMESPACE/NAME), and the policies that refuse it.
 
     `time` is when the agent has read it, up to a second after the kernel has dropped it. `number` grows from packet to
-    packet, and over restarts of the agent. `direction` says which of the two pods is isolated: of Ingress the
+    packet, and over restarts of the agent. `direction` says which of the two pods they select: of Ingress the
     destination, of Egress the source. `group` is the name of its chain; `policies` are the first of `policies_total`,
-    of one namespace. Ports are null where the packet shows none, and a pod is empty for the address of no pod.
+    of one namespace, which is empty for ClusterNetworkPolicies. Ports are null where the packet shows none, and a pod is
+    empty for the address of no pod.
     """
 
     time: str
@@ -52,7 +53,7 @@ class RefusedPacketList(Document):
     left_out: int
 
     def names(self) -> Iterator[str]:
-        """The pods that were isolated, as `kroute explain` takes them."""
+        """The pods that the policies select, as `kroute explain` takes them."""
         for packet in self.items:
             is_ingress = packet.direction is Direction.INGRESS
             yield f"pod/{packet.destination_pod if is_ingress else packet.source_pod}"

@@ -277,9 +277,11 @@ def set_problems(fills: Iterable[SetFill]) -> Iterator[StatusProblem]:
 
 def policy_problems(problems: Mapping[ObjectKey, Iterable[Problem]]) -> Iterator[StatusProblem]:
     """What of network policies is not enforced as it is written."""
+    from kroute.model.policy_plan import kind_of  # noqa: PLC0415  only an agent calls this
+
     for policy in sorted(problems):
         for problem in problems[policy]:
-            message = f"NetworkPolicy {policy}: {problem.message}"
+            message = f"{kind_of(policy)} {policy}: {problem.message}"
             yield warning(problem.reason, message, "correct the policy; `kroute show policies` says what is enforced")
 
 

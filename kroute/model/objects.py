@@ -395,7 +395,7 @@ class ClusterPort(_Struct, frozen=True):
 
 
 class ClusterProtocolPorts(_Struct, frozen=True):
-    """`tcp`, `udp` or `sctp`. Without a port all of them are meant."""
+    """`tcp`, `udp` or `sctp`. Another field than this one is None here, too."""
 
     destination_port: ClusterPort | None = None
 

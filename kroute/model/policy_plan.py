@@ -1,14 +1,18 @@
-"""What NetworkPolicies mean on this node: which addresses of its pods are isolated, and what is allowed nevertheless.
+"""What network policies mean on this node: the groups of its pods' addresses, and what these do with packets.
 
-An address that is not in the plan is not isolated. One that is has a group for each direction in which it is isolated;
-a packet passes if the group of its source, for egress, and the group of its destination, for ingress, both allow it.
-Whatever the groups say, a pod reaches itself, and the pod's own node reaches the pod. Pods that the same policies
-isolate share a group.
+An address that is not in the plan is open. One that is has up to two groups for each direction, which are asked in
+order: one of ClusterNetworkPolicies of the tier Admin; then one of the NetworkPolicies that isolate the pod or, where
+none does, one of ClusterNetworkPolicies of the tier Baseline. A group accepts or drops a packet, or leaves the decision
+to the next one; what the last one leaves is accepted. A packet passes if the groups of its source, for egress, and
+those of its destination, for ingress, both accept it.
+
+Whatever the groups say, the pod's own node reaches the pod. Whatever NetworkPolicies say, a pod reaches itself. Pods
+that the same policies of a tier select share a group.
 """
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -21,6 +25,37 @@ class Direction(StrEnum):
 
     INGRESS = "Ingress"
     EGRESS = "Egress"
+
+
+class Tier(StrEnum):
+    """The tiers, in the order in which they are asked; Admin and Baseline are spelled as in `tier`."""
+
+    ADMIN = "Admin"
+    NETWORK_POLICY = "NetworkPolicy"
+    BASELINE = "Baseline"
+
+
+class Action(StrEnum):
+    """What becomes of a packet, spelled as in `action`. Pass: the next group decides."""
+
+    ACCEPT = "Accept"
+    DENY = "Deny"
+    PASS = "Pass"  # noqa: S105  no password
+
+
+class Part(NamedTuple):
+    """A part of a group: what it does with packets of the peers that have an element in this part.
+
+    Parts `of_pods` are asked before all others. Of the parts of one kind, a packet may match elements with single ports
+    or ranges in one, and elements with all ports in one: the former count.
+    """
+
+    of_pods: bool
+    action: Action
+
+
+ALLOWED = (Part(of_pods=False, action=Action.ACCEPT),)
+"""The parts of a group of NetworkPolicies: peers are allowed, whether they are pods or networks."""
 
 
 class PortName(NamedTuple):
@@ -43,45 +78,79 @@ ANY = PortRange(None, 0, LAST_PORT)
 """All ports of all protocols, those without ports included."""
 
 
-class GroupKey(NamedTuple):
-    """The name of a group, which is the same after a restart.
+def kind_of(policy: ObjectKey) -> str:
+    """The kind of a policy of this name: those of the cluster have no namespace."""
+    return "NetworkPolicy" if policy.namespace else "ClusterNetworkPolicy"
 
-    `policies` are those that isolate its pods in this direction, sorted. For ingress, `ports` are the numbers that its
-    pods have for the port names in these policies, sorted.
+
+class GroupKey(NamedTuple):
+    """The name of a group, or of a part of it, which is the same after a restart.
+
+    `policies` are those that select its pods in this direction: NetworkPolicies, sorted, or ClusterNetworkPolicies in
+    the order in which they count. For ingress, `ports` are the numbers that its pods have for the port names in these
+    policies, sorted. `parts` are those of the group. `part` is the number of one: the group itself is named as the
+    first.
     """
 
     direction: Direction
     policies: tuple[ObjectKey, ...]
     ports: tuple[tuple[PortName, int], ...] = ()
+    tier: Tier = Tier.NETWORK_POLICY
+    parts: tuple[Part, ...] = ALLOWED
+    part: int = 0
 
     @property
     def namespace(self) -> str:
-        """The namespace of its pods and policies."""
+        """The namespace of its pods and policies; empty for ClusterNetworkPolicies."""
         return self.policies[0].namespace
 
     @property
     def description(self) -> str:
-        """What isolates its pods, for people."""
-        return f"isolated by {self.namespace}: {', '.join([policy.name for policy in self.policies])}"
+        """What drops packets there, for people."""
+        names = ", ".join([policy.name for policy in self.policies])
+        if self.tier is Tier.NETWORK_POLICY:
+            return f"isolated by {self.namespace}: {names}"
+        return f"denied by the tier {self.tier}: {names}"
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What tells the group from others: of NetworkPolicies only what they can differ in."""
+        return self[:3] if self.tier is Tier.NETWORK_POLICY else self[:5]
+
+    def of_parts(self) -> list[Self]:
+        """The names of its parts."""
+        return [self._replace(part=number) for number in range(len(self.parts))]
 
 
 class PodGroups(NamedTuple):
-    """The groups of an address of a pod. None: the pod is not isolated in that direction."""
+    """The groups of an address of a pod by direction; None: there is none.
+
+    Those of the tier Admin are asked first, if there are any. The others are of the tier NetworkPolicy or Baseline.
+    """
 
     ingress: GroupKey | None
     egress: GroupKey | None
+    admin_ingress: GroupKey | None = None
+    admin_egress: GroupKey | None = None
 
-    def of(self, direction: Direction) -> GroupKey | None:
-        """The group of one direction."""
-        return self.ingress if direction is Direction.INGRESS else self.egress
+    @property
+    def is_of_cluster(self) -> bool:
+        """Whether a ClusterNetworkPolicy selects the pod."""
+        return any(key.tier is not Tier.NETWORK_POLICY for key in self if key is not None)
+
+    def of(self, direction: Direction) -> list[GroupKey]:
+        """The groups of one direction, in the order in which they are asked."""
+        is_ingress = direction is Direction.INGRESS
+        both = (self.admin_ingress, self.ingress) if is_ingress else (self.admin_egress, self.egress)
+        return [key for key in both if key is not None]
 
 
 NO_GROUPS = PodGroups(None, None)
-"""Those of an address that is not isolated."""
+"""Those of an address that no policy selects."""
 
 
 class PortElement(NamedTuple):
-    """A network of peers, and ports of one protocol that it is allowed."""
+    """A network of peers, and ports of one protocol."""
 
     network: str
     protocol: Protocol | None
@@ -90,7 +159,8 @@ class PortElement(NamedTuple):
 
 
 class GroupChange(msgspec.Struct, frozen=True):
-    """What a group allows now and did not before, and what no longer. A new group allowed nothing before.
+    """The elements that a part of a group has now and had not before, and those that it has no longer. One that is new
+    had none before.
 
     Peers are networks of both families with their length, a pod's is its address (`10.244.1.5/32`); they are sources
     for ingress and destinations for egress. `networks` have all ports of all protocols, and none of them is within
@@ -116,10 +186,11 @@ class GroupChange(msgspec.Struct, frozen=True):
 
 
 class PolicyChange(msgspec.Struct, frozen=True):
-    """The difference between two plans: groups with their changes, addresses of pods with their groups now, and the
-    groups that no pod has any more.
+    """The difference between two plans: parts of groups with their changes, addresses of pods with their groups now,
+    and the parts of groups that no pod has any more.
 
-    The group of an address is complete once the changes of `groups` are made. None: no policy isolates the address.
+    The groups of an address are complete once the changes of `groups` are made. All parts of a new group are there,
+    in order. None: no policy selects the address.
     """
 
     groups: Mapping[GroupKey, GroupChange]

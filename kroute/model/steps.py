@@ -16,10 +16,10 @@ Steps: TypeAlias = Generator[int, None, T]
 """Work in steps: each yields how many units it took. What is found is returned."""
 
 
-def parts(items: Iterable[T]) -> Iterator[list[T]]:
-    """The items, as many at a time as one step should take."""
+def parts(items: Iterable[T], units: int = 1) -> Iterator[list[T]]:
+    """The items, as many at a time as one step should take, if each takes so many units."""
     waiting = iter(items)
-    while part := list(islice(waiting, UNITS_A_STEP)):
+    while part := list(islice(waiting, max(1, UNITS_A_STEP // units))):
         yield part
 
 

@@ -15,6 +15,7 @@ from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, Problem
+from kroute.model.policy_plan import kind_of
 from kroute.telemetry.event_writer import EventKey, EventText, EventWriter, Subject
 from kroute.telemetry.spam_filter import BURST, SECONDS_A_TOKEN, Decision, SpamFilter
 from kroute.watchers.kubernetes.server_presence import ApiWriter
@@ -32,7 +33,7 @@ _SILENCED = Problem(
 _COMBINED = ""
 """The cause of the Event for all that are similar."""
 About: TypeAlias = ObjectKey | Subject | None
-"""What problems are remembered by: the name of a Service, a NetworkPolicy without its uid, None for the node."""
+"""What problems are remembered by: the name of a Service, a network policy without its uid, None for the node."""
 
 
 class EventRecorder:
@@ -61,8 +62,8 @@ class EventRecorder:
         self._report(key, subject, problem, "service.problem", "Plan", service=str(key))
 
     def report_policy(self, key: ObjectKey, uid: str, problems: Sequence[Problem]) -> None:
-        """Do the same with all problems of a NetworkPolicy. When it has none any more, what was said is forgotten."""
-        about = Subject("NetworkPolicy", key.namespace, key.name, "")
+        """Do the same with all problems of a network policy. When it has none any more, what was said is forgotten."""
+        about = Subject(kind_of(key), key.namespace, key.name, "")
         if not problems:
             self._said.pop(about, None)
         for problem in problems:

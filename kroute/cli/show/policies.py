@@ -53,6 +53,7 @@ def print_policies(found: PolicyGroupList, screen: Screen) -> None:
 
 
 def policy_names(found: PolicyGroup | RefusedPacket) -> str:
-    """The policies that isolate a group, or a pod to or from which a packet was refused."""
+    """The policies of a group, or of that for which a packet was refused."""
     more = found.policies_total - len(found.policies)
-    return f"{found.namespace}: {', '.join(found.policies)}{f' and {more} more' if more else ''}"
+    namespace = f"{found.namespace}: " if found.namespace else ""
+    return f"{namespace}{', '.join(found.policies)}{f' and {more} more' if more else ''}"

@@ -1,16 +1,17 @@
-"""Join NetworkPolicies with pods and Namespaces, and plan again what a change affects.
+"""Join network policies with pods and Namespaces, and plan again what a change affects.
 
 `take` keeps the changes, and `plan_marked` plans them, so nothing changes while a plan is made in pieces. Nothing here
 awaits, and only one thread uses it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, assert_never
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, assert_never
 
 from kroute.model.kinds import POLICY_KINDS, InitialSync
 from kroute.model.objects import (
     Applied,
     Change,
+    ClusterNetworkPolicy,
     Deleted,
     KubernetesObject,
     Listed,
@@ -22,6 +23,7 @@ from kroute.model.objects import (
 from kroute.model.plan import Problem, Problems, Protocol
 from kroute.model.policy_plan import (
     NO_GROUPS,
+    Action,
     Direction,
     GroupChange,
     GroupKey,
@@ -29,14 +31,18 @@ from kroute.model.policy_plan import (
     PolicyChange,
     PortName,
     PortRange,
+    Tier,
 )
 from kroute.model.steps import Meter, Steps, parts
+from kroute.planning.policies.cluster_rules import reading_cluster
+from kroute.planning.policies.first_match import parts_of
 from kroute.planning.policies.groups import Group, NamedRule
 from kroute.planning.policies.peers import Identity, Peers, PodFacts, Selection, facts_of, network_of
-from kroute.planning.policies.rules import DEFAULTS, TOO_LARGE, Limits, PeerSelector, PolicyRules, reading
+from kroute.planning.policies.rules import DEFAULTS, NO_LIMITS, TOO_LARGE, Limits, PeerSelector, PolicyRules, reading
 from kroute.planning.policies.verdicts import Judgement, Ruling, first_of
 
 NOTHING = GroupChange()
+Policy: TypeAlias = NetworkPolicy | ClusterNetworkPolicy
 
 
 class _Changes(NamedTuple):
@@ -44,26 +50,26 @@ class _Changes(NamedTuple):
 
     namespaces: dict[ObjectKey, Mapping[str, str] | None]
     pods: dict[ObjectKey, PodFacts | None]
-    policies: dict[ObjectKey, NetworkPolicy | None]
+    policies: dict[ObjectKey, Policy | None]
 
 
 class PolicyCatalog:
-    """The NetworkPolicies of the cluster, and what they mean for the pods of a node.
+    """The network policies of the cluster, and what they mean for the pods of a node.
 
     What it says of the plan is complete when nothing is marked.
     """
 
     def __init__(self, node_name: str, limits: Limits = DEFAULTS) -> None:
         self.pods: dict[str, PodGroups] = {}
-        """The groups of each address of this node's pods that a policy isolates."""
+        """The groups of each address of this node's pods that a policy selects."""
         self.problems: dict[ObjectKey, tuple[Problem, ...]] = {}
-        """What is wrong with the policies of those namespaces that have pods on this node."""
+        """What is wrong with the policies of those namespaces that have pods on this node, and of the cluster."""
         self._node_name = node_name
         self._limits = limits
         self._initial_sync = InitialSync(POLICY_KINDS)
         self._peers = Peers()
         self._policies: dict[str, dict[ObjectKey, PolicyRules]] = {}
-        """By namespace."""
+        """By namespace; those of the cluster have none."""
         self._groups: dict[GroupKey, Group] = {}
         self._changes = _Changes({}, {}, {})
         self._planning: Steps[PolicyChange] | None = None
@@ -112,8 +118,8 @@ class PolicyCatalog:
         return None
 
     def groups(self) -> Iterator[tuple[GroupKey, Iterator[tuple[str, PortRange]]]]:
-        """All groups, each with the networks that it allows and their ranges of ports."""
-        return ((key, group.elements()) for key, group in self._groups.items())
+        """All parts of groups, each with its networks and their ranges of ports."""
+        return (part for group in self._groups.values() for part in group.elements())
 
     def uid_of(self, key: ObjectKey) -> str:
         """The uid of a policy; empty if no policy of that name exists."""
@@ -134,7 +140,7 @@ class PolicyCatalog:
 
     def judging(self, source: str, destination: str, protocol: Protocol | None, port: int) -> Steps[Judgement]:
         """What policies say of a connection. None: one of a protocol without ports."""
-        found = []
+        found: list[Ruling] = []
         for direction, address, peer in (
             (Direction.EGRESS, source, destination),
             (Direction.INGRESS, destination, source),
@@ -143,19 +149,13 @@ class PolicyCatalog:
             facts = self.pod(pod) if pod is not None else None
             if facts is None:
                 continue
-            key = self.pods.get(address, NO_GROUPS).of(direction)
-            allowing: list[NamedRule] = []
-            if key is not None:
-                of_peer = self._peers.at.get(network_of(peer))
-                allowing = yield from self._groups[key].allowing(network_of(peer), of_peer, protocol, port)
-            found.append(
-                Ruling(
-                    *(direction, str(pod), facts.node, facts.is_local),
-                    isolated_by=first_of(map(str, key.policies if key is not None else ())),
-                    allowed_by=first_of(f"{policy} {rule.name}" for policy, rule in allowing),
-                    exempt="a pod reaches itself" if source == destination else "",
-                )
-            )
+            of_peer = self._peers.at.get(network_of(peer))
+            exempt = "a pod reaches itself" if source == destination else ""
+            found.append(ruling := Ruling(direction, str(pod), facts.node, facts.is_local, [], [], exempt))
+            for key in self.pods.get(address, NO_GROUPS).of(direction):
+                rules = yield from self._groups[key].matching(network_of(peer), of_peer, protocol, port)
+                if _decides(key, rules, ruling):
+                    break
         return Judgement(source, destination, port, found)
 
     def _keep(self, kind: type[KubernetesObject], key: ObjectKey, item: KubernetesObject | None) -> None:
@@ -169,17 +169,21 @@ class PolicyCatalog:
             labels = item.metadata.labels or {} if item is not None else None
             if may_differ or key in changes.namespaces or labels != peers.labels_of(key.name):
                 changes.namespaces[key] = labels
-        elif kind is NetworkPolicy:
-            changes.policies[key] = item if isinstance(item, NetworkPolicy) else None
+        elif kind in {NetworkPolicy, ClusterNetworkPolicy}:
+            changes.policies[key] = item if isinstance(item, Policy) else None
 
     def _plan(self, changes: _Changes) -> Steps[PolicyChange]:
         concerned: set[str] = set()
         for key, labels in changes.namespaces.items():
             yield from self._peers.place_namespace(key.name, labels)
+            if "" in self._policies:
+                local = self._peers.local.items()
+                concerned.update([network for network, identity in local if identity.kind.namespace == key.name])
+                yield len(local)
         for key, facts in changes.pods.items():
             concerned |= yield from self._peers.place_pod(key, facts)
         for key, policy in changes.policies.items():
-            rules = (yield from reading(policy, self._limits)) if policy is not None else None
+            rules = (yield from _read(policy, self._limits)) if policy is not None else None
             concerned |= yield from self._place_policy(key, rules)
         pods = yield from self._assign(concerned)
         closed = {key: self._groups.pop(key) for key in [key for key, group in self._groups.items() if not group.pods]}
@@ -191,10 +195,10 @@ class PolicyCatalog:
             self._release(former, group.selections.values())
         groups = yield from self._update(stale)
         self.problems = yield from self._find_problems()
-        return PolicyChange(groups, pods, tuple(closed))
+        return PolicyChange(groups, pods, tuple([part for key in closed for part in key.of_parts()]))
 
     def _place_policy(self, key: ObjectKey, rules: PolicyRules | None) -> Steps[set[str]]:
-        """Take a policy; None: it is gone. Returns the addresses that it isolates or did."""
+        """Take a policy; None: it is gone. Returns the addresses that it selects or did."""
         of_namespace = self._policies.setdefault(key.namespace, {})
         versions = [of_namespace.pop(key, None), rules]
         if rules is not None:
@@ -205,9 +209,12 @@ class PolicyCatalog:
         return {
             network
             for network, identity in self._peers.local.items()
-            if identity.kind.namespace == key.namespace
-            if any(policy is not None and policy.selects(identity.labels) for policy in versions)
+            if key.namespace in {"", identity.kind.namespace}
+            if any(policy is not None and self._selects(policy, identity) for policy in versions)
         }
+
+    def _selects(self, policy: PolicyRules, identity: Identity) -> bool:
+        return policy.selector is not None and self._peers.selects(policy.selector, identity)
 
     def _assign(self, networks: Iterable[str]) -> Steps[dict[str, PodGroups | None]]:
         """Find the groups of these addresses of pods. Returns those that have changed."""
@@ -218,7 +225,7 @@ class PolicyCatalog:
             if identity is not None:
                 if identity not in known:
                     known[identity] = self._groups_of(identity)
-                    yield len(self._policies.get(identity.kind.namespace, ()))
+                    yield sum([len(self._policies.get(scope, ())) for scope in (identity.kind.namespace, "")])
                 after = known[identity]
             address, _, _ = network.partition("/")
             before = self.pods.pop(address, None)
@@ -235,27 +242,45 @@ class PolicyCatalog:
         return changed
 
     def _groups_of(self, identity: Identity) -> PodGroups | None:
-        """The groups of pods of this identity; None: no policy isolates them."""
-        of_namespace = self._policies.get(identity.kind.namespace, {})
-        selecting = sorted(key for key, policy in of_namespace.items() if policy.selects(identity.labels))
-        found: list[GroupKey | None] = []
-        for direction in Direction:
-            policies = tuple([key for key in selecting if direction in of_namespace[key].rules])
-            names: set[PortName] = set()
-            if direction is Direction.INGRESS:
-                names.update(*[rule.ports.names for key in policies for rule in of_namespace[key].rules[direction]])
-            ports = tuple(sorted([(name, identity.ports[name]) for name in names & identity.ports.keys()]))
-            found.append(GroupKey(direction, policies, ports) if policies else None)
-        return PodGroups(*found) if any(found) else None
+        """The groups of pods of this identity; None: no policy selects them."""
+        selecting: dict[Tier, list[tuple[int, ObjectKey]]] = {tier: [] for tier in Tier}
+        for scope in {identity.kind.namespace, ""}:
+            for key, policy in self._policies.get(scope, {}).items():
+                if self._selects(policy, identity):
+                    selecting[policy.tier].append((policy.priority, key))
+        found = {
+            (tier, direction): self._group_of(tier, direction, [key for _, key in sorted(policies)], identity)
+            for tier, policies in selecting.items()
+            for direction in Direction
+        }
+        last = [found[Tier.NETWORK_POLICY, each] or found[Tier.BASELINE, each] for each in Direction]
+        groups = PodGroups(*last, *[found[Tier.ADMIN, each] for each in Direction])
+        return groups if any(groups) else None
+
+    def _group_of(
+        self, tier: Tier, direction: Direction, selecting: Iterable[ObjectKey], identity: Identity
+    ) -> GroupKey | None:
+        """The group of pods that these policies of a tier select; None: no policy is about the direction."""
+        rules = {key: self._policies[key.namespace][key].rules.get(direction) for key in selecting}
+        policies = tuple([key for key, of_policy in rules.items() if of_policy is not None])
+        every = [rule for of_policy in rules.values() for rule in of_policy or ()]
+        names: set[PortName] = set()
+        if direction is Direction.INGRESS:
+            names.update(*[rule.ports.names for rule in every])
+        ports = tuple(sorted([(name, identity.ports[name]) for name in names & identity.ports.keys()]))
+        if not policies or tier is Tier.NETWORK_POLICY:
+            return GroupKey(direction, policies, ports) if policies else None
+        return GroupKey(direction, policies, ports, tier, parts_of(every))
 
     def _load(self, namespace: str) -> Steps[None]:
         """Give the groups of a namespace the rules of their policies, and the selections that these need."""
-        room, known = self._limits.of_namespace, set[PeerSelector]()
+        limits, known = self._limits_of(namespace), set[PeerSelector]()
+        room = limits.of_namespace
         for key, group in sorted((key, group) for key, group in self._groups.items() if key.namespace == namespace):
             rules, refused, peers = self._rules_of(key), set[int](), dict[PeerSelector, None]()
             for number, (_, rule) in enumerate(rules):
                 new = {*rule.peers} - known
-                if rule.parts > room or len(known) + len(new) > self._limits.selectors:
+                if rule.parts > room or len(known) + len(new) > limits.selectors:
                     refused.add(number)
                 else:
                     room -= rule.parts
@@ -271,6 +296,9 @@ class PolicyCatalog:
             group.set_rules(rules, refused, selections)
             self._release(key, [selection for peer, selection in before.items() if peer not in selections])
 
+    def _limits_of(self, namespace: str) -> Limits:
+        return self._limits if namespace else NO_LIMITS
+
     def _release(self, key: GroupKey, selections: Iterable[Selection]) -> None:
         for selection in selections:
             selection.users.discard(key)
@@ -285,22 +313,25 @@ class PolicyCatalog:
             for key in selection.users:
                 self._groups[key].touch(networks)
                 yield len(networks)
-        room = dict.fromkeys(namespaces, self._limits.of_namespace)
-        room |= {key.namespace: self._limits.of_namespace for key, group in self._groups.items() if group.is_touched}
+        touched = {key.namespace for key, group in self._groups.items() if group.is_touched}
+        room = {namespace: self._limits_of(namespace).of_namespace for namespace in touched.union(namespaces)}
         for key, group in sorted((key, group) for key, group in self._groups.items() if key.namespace in room):
-            room[key.namespace] -= group.admit(min(self._limits.elements, room[key.namespace]))
+            most = min(self._limits_of(key.namespace).elements, room[key.namespace])
+            room[key.namespace] -= group.admit(most)
             yield 1 + len(group.rules)
         changed: dict[GroupKey, GroupChange] = {}
-        for key, group in self._groups.items():
+        for group in self._groups.values():
             if group.is_touched:
-                change = yield from group.update(self._peers.at)
-                if change != NOTHING:
-                    changed[key] = change
+                of_parts = yield from group.update(self._peers.at)
+                changed |= {key: change for key, change in of_parts.items() if change != NOTHING}
         return changed
 
     def _find_problems(self) -> Steps[dict[ObjectKey, tuple[Problem, ...]]]:
         found: dict[ObjectKey, Problems] = {}
-        for namespace in {identity.kind.namespace for identity in self._peers.local.values()}:
+        namespaces = {identity.kind.namespace for identity in self._peers.local.values()}
+        if namespaces:
+            namespaces.add("")
+        for namespace in namespaces:
             for key, policy in self._policies.get(namespace, {}).items():
                 if policy.problems:
                     found[key] = Problems(policy.problems)
@@ -322,3 +353,21 @@ class PolicyCatalog:
             f"pod, {of_namespace} for all pods of the namespace, and {selectors} different selectors."
         )
         return Problem.about(TOO_LARGE, rule, rest)
+
+
+def _read(policy: Policy, limits: Limits) -> Steps[PolicyRules]:
+    return reading(policy, limits) if isinstance(policy, NetworkPolicy) else reading_cluster(policy)
+
+
+def _decides(key: GroupKey, rules: Sequence[NamedRule], ruling: Ruling) -> bool:
+    """Whether the group decides about a connection, by these rules about it. The ruling says how."""
+    names = first_of(f"{policy} {rule.name}" for policy, rule in rules)
+    if key.tier is Tier.NETWORK_POLICY:
+        ruling.isolated_by, ruling.allowed_by = first_of(map(str, key.policies)), names
+        return True
+    action = rules[0][1].action if rules else Action.PASS
+    if action is Action.ACCEPT:
+        ruling.allowed_by = names[:1]
+    elif action is Action.DENY:
+        ruling.refused_by = names[:1]
+    return action is not Action.PASS

@@ -1,28 +1,31 @@
-"""What the policies of a group of pods allow together: networks of peers, each with ranges of ports."""
+"""What the policies of a group of pods say together: networks of peers, each with ranges of ports.
+
+NetworkPolicies allow what any of their rules allows (`Allowed`). Of the rules of ClusterNetworkPolicies the first that
+matches counts (`first_match` beside this).
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol
-from kroute.model.policy_plan import Direction, GroupChange, GroupKey, PortElement, PortRange
+from kroute.model.policy_plan import Direction, GroupChange, GroupKey, PortElement, PortRange, Tier
 from kroute.model.steps import Steps, parts
+from kroute.planning.policies.first_match import FirstMatch
 from kroute.planning.policies.peers import Identity, Selection
-from kroute.planning.policies.rules import Network, PeerSelector, Ports, Rule, prefix_of, without
+from kroute.planning.policies.rules import Network, PeerSelector, Ports, Ranges, Rule, prefix_of, without
 
-Ranges = frozenset[PortRange]
 NamedRule = tuple[ObjectKey, Rule]
 """A rule, and the policy that it is of."""
 
 _NOTHING: Ranges = frozenset()
-_UNITS = 3
-"""What a network takes for which is decided again what it is allowed."""
 
 
 class Group:
-    """The pods that the same policies isolate in one direction.
+    """The pods that the same policies of a tier select in one direction.
 
-    What a network is allowed is what the rules say of it, without what they say of larger networks around it. It is
-    decided from the rules alone, and again whenever a pod with the address enters or leaves one of the selections.
+    What is said of a network is decided from the rules alone, and again whenever a pod with the address enters or
+    leaves one of the selections.
     """
 
     def __init__(self, key: GroupKey) -> None:
@@ -37,11 +40,11 @@ class Group:
         self.selections: Mapping[PeerSelector, Selection] = {}
         self.is_new = True
         self._sizes: dict[int, int] = {}
-        self._allowed: dict[str, tuple[PortRange, ...]] = {}
+        self._elements: list[dict[str, tuple[PortRange, ...]]] = [{} for _ in key.parts]
+        """What each part has."""
         self._touched: set[str] | None = None
         """The networks to decide again; None: all."""
-        self._ports: dict[Selection, list[Ports]] = {}
-        self._blocks = _Blocks()
+        self._verdicts: Allowed | FirstMatch = Allowed(key)
 
     @property
     def is_touched(self) -> bool:
@@ -78,66 +81,87 @@ class Group:
             self.left_out, self._touched = left_out, None
         return taken
 
-    def elements(self) -> Iterator[tuple[str, PortRange]]:
-        """All that is allowed now: networks with their ranges of ports."""
-        return ((network, one) for network, ranges in self._allowed.items() for one in ranges)
+    def elements(self) -> Iterator[tuple[GroupKey, Iterator[tuple[str, PortRange]]]]:
+        """All that each part has now: networks with their ranges of ports."""
+        return zip(self.key.of_parts(), map(_each, self._elements), strict=True)
 
-    def allowing(
+    def matching(
         self, network: str, identity: Identity | None, protocol: Protocol | None, port: int
     ) -> Steps[list[NamedRule]]:
-        """The rules that allow a peer this port. `identity` is that of the pods with its address."""
+        """The rules that are about this port of a peer. `identity` is that of the pods with its address."""
         numbers, prefix, found = dict(self.key.ports), prefix_of(network), []
         of_peer = identity.ports if identity is not None and self.key.direction is Direction.EGRESS else numbers
         selections = identity.selections if identity is not None else frozenset[Selection]()
         left_out = self.left_out
         for policy, rule in [named for number, named in enumerate(self.rules) if number not in left_out]:
             selected = any(self.selections.get(peer) in selections for peer in rule.peers)
-            is_allowed = selected and rule.ports.include(protocol, port, of_peer)
-            if not is_allowed and rule.ports.include(protocol, port, numbers):
+            is_matched = selected and rule.ports.include(protocol, port, of_peer)
+            if not is_matched and rule.ports.include(protocol, port, numbers):
                 for part in parts(rule.blocks):
-                    is_allowed = is_allowed or any(block.has(prefix) for block in part)
+                    is_matched = is_matched or any(block.has(prefix) for block in part)
                     yield len(part)
-            if is_allowed:
+            if is_matched:
                 found.append((policy, rule))
             yield 1 + len(rule.peers) + rule.ports.count
         return found
 
-    def update(self, identities: Mapping[str, Identity]) -> Steps[GroupChange]:
+    def update(self, identities: Mapping[str, Identity]) -> Steps[dict[GroupKey, GroupChange]]:
         """Decide again what was touched. `identities` are those of the pods that have addresses."""
         touched, self._touched = self._touched, set()
         if touched is None:
-            touched = {*self._allowed, *(yield from self._apply_rules())}
-            for selection in self._ports:
+            touched = {*chain.from_iterable(self._elements), *(yield from self._apply_rules())}
+            for selection in self._verdicts.selections():
                 for identity in selection.members:
                     touched.update(identity.networks)
                     yield len(identity.networks)
-        added: list[PortElement] = []
-        removed: list[PortElement] = []
-        for part in parts(touched):
+        added, removed = ([list[PortElement]() for _ in self._elements] for _ in range(2))
+        units = self._verdicts.units
+        for part in parts(touched, units):
             for network in part:
-                before = self._allowed.pop(network, ())
-                after = self._decide(network, identities.get(network))
-                if after:
-                    self._allowed[network] = after
-                if before != after:
-                    added += [PortElement(network, *one) for one in {*after}.difference(before)]
-                    removed += [PortElement(network, *one) for one in {*before}.difference(after)]
-            yield _UNITS * len(part)
+                decided = self._verdicts.decide(network, identities.get(network))
+                for number, (elements, after) in enumerate(zip(self._elements, decided, strict=True)):
+                    before = elements.pop(network, ())
+                    if after:
+                        elements[network] = after
+                    if before != after:
+                        added[number] += [PortElement(network, *one) for one in {*after}.difference(before)]
+                        removed[number] += [PortElement(network, *one) for one in {*before}.difference(after)]
+            yield units * len(part)
         is_new, self.is_new = self.is_new, False
-        return GroupChange(is_new, *_apart(added), *_apart(removed))
+        changes = zip(self.key.of_parts(), added, removed, strict=True)
+        return {key: GroupChange(is_new, *_apart(new), *_apart(old)) for key, new, old in changes}
 
     def _size(self, rule: Rule) -> int:
         """How many elements the rule may need. A pod that several peers select counts for each of them."""
         return (sum([self.selections[peer].size for peer in rule.peers]) + len(rule.blocks)) * rule.ports.count
 
     def _apply_rules(self) -> Steps[set[str]]:
-        """Sort the rules that are not left out by what they are about. Returns the networks of their blocks."""
-        self._ports, self._blocks, found = {}, _Blocks(), set()
-        numbers = dict(self.key.ports)
-        for rule in [rule for number, (_, rule) in enumerate(self.rules) if number not in self.left_out]:
+        """Take the rules that are not left out. Returns the networks of their blocks."""
+        self._verdicts = Allowed(self.key) if self.key.tier is Tier.NETWORK_POLICY else FirstMatch(self.key)
+        left_out = self.left_out
+        used = [rule for number, (_, rule) in enumerate(self.rules) if number not in left_out]
+        return (yield from self._verdicts.take(used, self.selections))
+
+
+class Allowed:
+    """What NetworkPolicies allow a network: what rules say of it, without what they say of larger ones around it."""
+
+    units = 3
+    """What a decision takes."""
+
+    def __init__(self, key: GroupKey) -> None:
+        self._numbers = dict(key.ports)
+        self._of_peer = key.direction is Direction.EGRESS
+        self._ports: dict[Selection, list[Ports]] = {}
+        self._blocks = _Blocks()
+
+    def take(self, rules: Iterable[Rule], selections: Mapping[PeerSelector, Selection]) -> Steps[set[str]]:
+        """Sort the rules by what they are about; to be called once. Returns the networks of their blocks."""
+        found: set[str] = set()
+        for rule in rules:
             for peer in rule.peers:
-                self._ports.setdefault(self.selections[peer], []).append(rule.ports)
-            ranges = rule.ports.resolved(numbers)
+                self._ports.setdefault(selections[peer], []).append(rule.ports)
+            ranges = rule.ports.resolved(self._numbers)
             for part in parts(rule.blocks if ranges else ()):
                 self._blocks.add(part, ranges)
                 found.update([block.text for block in part])
@@ -145,13 +169,18 @@ class Group:
             yield 1 + len(rule.peers)
         return found
 
-    def _decide(self, network: str, identity: Identity | None) -> tuple[PortRange, ...]:
+    def selections(self) -> Iterable[Selection]:
+        """What the rules name of pods."""
+        return self._ports
+
+    def decide(self, network: str, identity: Identity | None) -> Sequence[tuple[PortRange, ...]]:
+        """What is allowed, in the one part. `identity` is that of the pods with this address."""
         allowed: list[Ranges] = []
         if identity is not None:
-            numbers = identity.ports if self.key.direction is Direction.EGRESS else dict(self.key.ports)
+            numbers = identity.ports if self._of_peer else self._numbers
             for selection in identity.selections & self._ports.keys():
                 allowed += [ports.resolved(numbers) for ports in self._ports[selection]]
-        return self._blocks.decide(network, allowed)
+        return (self._blocks.decide(network, allowed),)
 
 
 class _Blocks:
@@ -172,6 +201,10 @@ class _Blocks:
         surplus = [prefix.bit_length() - length for length in self._lengths]
         around = [self._ranges.get(prefix >> bits) for bits in surplus if bits > 0]
         return without(_union([*allowed, self._ranges.get(prefix)]), _union(around))
+
+
+def _each(elements: Mapping[str, tuple[PortRange, ...]]) -> Iterator[tuple[str, PortRange]]:
+    return ((network, one) for network, ranges in elements.items() for one in ranges)
 
 
 def _apart(elements: list[PortElement]) -> tuple[tuple[str, ...], tuple[PortElement, ...]]:

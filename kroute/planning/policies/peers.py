@@ -125,6 +125,16 @@ class Peers:
         """The labels of a Namespace; None if it is not known."""
         return self._namespaces.get(namespace)
 
+    def selects(self, selector: PeerSelector, identity: Identity) -> bool:
+        """Whether the selector names the pods of this identity."""
+        if selector.namespace and selector.namespace != identity.kind.namespace:
+            return False
+        if selector.namespaces is not None:
+            labels = self._namespaces.get(identity.kind.namespace)
+            if labels is None or not holds(selector.namespaces, labels):
+                return False
+        return holds(selector.pods, identity.labels)
+
     def take_touched(self) -> dict[Selection, set[str]]:
         """The addresses that have entered or left a selection since the last time, or may have other ports there."""
         touched, self._touched = self._touched, {}
@@ -220,17 +230,10 @@ class Peers:
 
     def _compare(self, selection: Selection, identity: Identity) -> None:
         """Let the identity enter or leave the selection."""
-        is_member = self._selects(selection.selector, identity)
+        is_member = self.selects(selection.selector, identity)
         if (identity in selection.members) == is_member:
             return
         selection.members ^= {identity}
         identity.selections ^= {selection}
         selection.size += len(identity.networks) * (1 if is_member else -1)
         self._touched.setdefault(selection, set()).update(identity.networks)
-
-    def _selects(self, selector: PeerSelector, identity: Identity) -> bool:
-        if selector.namespaces is not None:
-            labels = self._namespaces.get(identity.kind.namespace)
-            if labels is None or not holds(selector.namespaces, labels):
-                return False
-        return holds(selector.pods, identity.labels)

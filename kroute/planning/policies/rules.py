@@ -1,7 +1,8 @@
 """Read a NetworkPolicy: which pods it selects, and for each direction that it isolates, the peers and ports it allows.
 
 What cannot be understood allows nothing and becomes a Problem. The API server refuses most of it; a manifest file, or
-an API server that knows more than kroute, may not.
+an API server that knows more than kroute, may not. `cluster_rules` beside this reads ClusterNetworkPolicies into the
+same rules.
 """
 
 from bisect import bisect_left
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, summarize_address_range
 from socket import AF_INET, AF_INET6, inet_pton
+from sys import maxsize
 from typing import NamedTuple
 
 import msgspec
@@ -24,7 +26,7 @@ from kroute.model.objects import (
     NetworkPolicySpec,
 )
 from kroute.model.plan import Problem, Problems, Protocol, quoted
-from kroute.model.policy_plan import ANY, LAST_PORT, Direction, PortName, PortRange
+from kroute.model.policy_plan import ANY, LAST_PORT, Action, Direction, PortName, PortRange, Tier
 from kroute.model.steps import Steps, parts
 
 INVALID, TOO_LARGE = "InvalidNetworkPolicy", "NetworkPolicyTooLarge"
@@ -50,6 +52,9 @@ class Limits(NamedTuple):
 
 
 DEFAULTS = Limits()
+NO_LIMITS = Limits(maxsize, maxsize, maxsize)
+"""Of ClusterNetworkPolicies. Those who may write them may write anything; and to leave out a rule that denies or passes
+would have to mean that everything is denied."""
 
 
 Condition = tuple[str, str, frozenset[str]]
@@ -61,7 +66,9 @@ _NEEDS_VALUES = {"In": True, "NotIn": True, "Exists": False, "DoesNotExist": Fal
 
 
 class PeerSelector(NamedTuple):
-    """Pods that a rule names: in the namespace, or, if that is empty, in the selected ones. None: in whichever."""
+    """Pods that a policy or a rule names: in the namespace, or, if that is empty, in the selected ones. None: in
+    whichever.
+    """
 
     namespace: str
     namespaces: Selector | None
@@ -89,10 +96,19 @@ class Network(NamedTuple):
 EVERYWHERE = (Network("0.0.0.0/0", 0b10), Network("::/0", 0b11))
 
 
+def named(one: IPv4Network | IPv6Network) -> Network:
+    """The network with its text and its prefix."""
+    text = f"{canonical(str(one.network_address))}/{one.prefixlen}"
+    return Network(text, prefix_of(text))
+
+
+Ranges = frozenset[PortRange]
+
+
 class Ports(msgspec.Struct, frozen=True):
     """The ports of a rule: ranges that do not overlap, and the names of ports."""
 
-    ranges: frozenset[PortRange]
+    ranges: Ranges
     names: frozenset[PortName] = frozenset()
 
     @property
@@ -100,7 +116,7 @@ class Ports(msgspec.Struct, frozen=True):
         """How many elements a peer has, at most."""
         return len(self.ranges) + len(self.names)
 
-    def resolved(self, numbers: Mapping[PortName, int]) -> frozenset[PortRange]:
+    def resolved(self, numbers: Mapping[PortName, int]) -> Ranges:
         """The ranges, with those names that have a number."""
         if not self.names:
             return self.ranges
@@ -116,13 +132,17 @@ class Ports(msgspec.Struct, frozen=True):
         )
 
 
+EVERY_PORT = Ports(frozenset({ANY}))
+
+
 class Rule(msgspec.Struct, frozen=True):
-    """A rule that allows something. `name` says where the policy has it: `ingress[0]`."""
+    """A rule that matches something. `name` says where the policy has it: `ingress[0]`."""
 
     name: str
     peers: tuple[PeerSelector, ...]
     blocks: tuple[Network, ...]
     ports: Ports
+    action: Action = Action.ACCEPT
 
     @property
     def parts(self) -> int:
@@ -131,21 +151,19 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class PolicyRules(msgspec.Struct, frozen=True):
-    """A policy as it was understood. `rules` has the directions in which it isolates. Without a `selector` it selects
-    no pod at all.
+    """A policy as it was understood. `rules` has the directions for which it counts. Without a `selector` it selects
+    no pod at all. Of the policies of a tier, those with the lowest `priority` come first.
     """
 
-    selector: Selector | None
+    selector: PeerSelector | None
     rules: Mapping[Direction, tuple[Rule, ...]]
     problems: tuple[Problem, ...] = ()
     uid: str = ""
-
-    def selects(self, labels: Mapping[str, str]) -> bool:
-        """Whether the policy isolates pods of its namespace that have these labels."""
-        return self.selector is not None and holds(self.selector, labels)
+    tier: Tier = Tier.NETWORK_POLICY
+    priority: int = 0
 
 
-class _Unreadable(Exception):  # noqa: N818  no error of the program
+class Unreadable(Exception):  # noqa: N818  no error of the program
     """A field that cannot be understood: its name, what is wrong, what is allowed."""
 
 
@@ -161,11 +179,12 @@ def holds(selector: Selector, labels: Mapping[str, str]) -> bool:
 def reading(policy: NetworkPolicy, limits: Limits) -> Steps[PolicyRules]:
     """Read a policy, in steps. Never fails."""
     spec, problems = policy.spec, Problems()
-    selector: Selector | None = None
+    selector: PeerSelector | None = None
     try:
-        selector = _selector(spec.pod_selector, "podSelector")
-    except _Unreadable as error:
-        problems.append(_problem(error, "the policy selects no pod"))
+        pods = read_selector(spec.pod_selector, "podSelector")
+        selector = PeerSelector(policy.metadata.namespace, None, pods)
+    except Unreadable as error:
+        problems.append(problem_of(error, "the policy selects no pod"))
     rules: dict[Direction, tuple[Rule, ...]] = {}
     for direction in _directions(spec, problems):
         found = []
@@ -201,7 +220,7 @@ class _RuleReader:
     def read(self, rule: NetworkPolicyRule) -> Steps[Rule | None]:
         """The rule as far as it is understood; None: it allows nothing."""
         is_ingress = self._direction is Direction.INGRESS
-        ports = (yield from self._ports(rule.ports)) if rule.ports else Ports(frozenset({ANY}))
+        ports = (yield from self._ports(rule.ports)) if rule.ports else EVERY_PORT
         if not ports.count:
             return None
         written = rule.sources if is_ingress else rule.destinations
@@ -212,8 +231,8 @@ class _RuleReader:
             where = f"{self._name}.{'from' if is_ingress else 'to'}[{number}]"
             try:
                 found |= dict.fromkeys((yield from self._peers(peer, where)))
-            except _Unreadable as error:
-                self._problems.append(_problem(error, "this peer allows nothing"))
+            except Unreadable as error:
+                self._problems.append(problem_of(error, "this peer allows nothing"))
         peers = tuple([one for one in found if isinstance(one, PeerSelector)])
         blocks = tuple([one for one in found if isinstance(one, Network)])
         if ports.names and not is_ingress and blocks:
@@ -225,14 +244,14 @@ class _RuleReader:
         pods, namespaces = peer.pod_selector, peer.namespace_selector
         if (peer.ip_block is None) == (pods is None and namespaces is None):
             wrong = "names no peer" if peer.ip_block is None else "has an ipBlock and a selector"
-            raise _Unreadable(where, wrong, "podSelector and namespaceSelector, or ipBlock")
+            raise Unreadable(where, wrong, "podSelector and namespaceSelector, or ipBlock")
         if peer.ip_block is not None:
-            return (yield from _block(peer.ip_block, f"{where}.ipBlock", self._limits.elements))
+            return (yield from read_block(peer.ip_block, f"{where}.ipBlock", self._limits.elements))
         yield 2
-        of_pods = _selector(pods, f"{where}.podSelector")
+        of_pods = read_selector(pods, f"{where}.podSelector")
         if namespaces is None:
             return [PeerSelector(self._namespace, None, of_pods)]
-        return [PeerSelector("", _selector(namespaces, f"{where}.namespaceSelector"), of_pods)]
+        return [PeerSelector("", read_selector(namespaces, f"{where}.namespaceSelector"), of_pods)]
 
     def _ports(self, written: Sequence[NetworkPolicyPort]) -> Steps[Ports]:
         found: set[PortRange | PortName] = set()
@@ -240,31 +259,33 @@ class _RuleReader:
             for number, port in part:
                 try:
                     found.add(_port(port, f"{self._name}.ports[{number}]"))
-                except _Unreadable as error:
-                    self._problems.append(_problem(error, "this port allows nothing"))
+                except Unreadable as error:
+                    self._problems.append(problem_of(error, "this port allows nothing"))
             yield 2 * len(part)
         ranges = without(frozenset([one for one in found if isinstance(one, PortRange)]))
         return Ports(frozenset(ranges), frozenset([one for one in found if isinstance(one, PortName)]))
 
 
-def _problem(error: _Unreadable, consequence: str) -> Problem:
+def problem_of(error: Unreadable, consequence: str) -> Problem:
+    """The Problem of a field that cannot be understood."""
     subject, wrong, allowed = error.args
     return Problem.about(INVALID, subject, f"{wrong}, so {consequence}. Allowed: {allowed}.")
 
 
-def _selector(written: LabelSelector | None, where: str) -> Selector:
+def read_selector(written: LabelSelector | None, where: str) -> Selector:
+    """What the field `where` selects. Raises Unreadable."""
     labels, expressions = (written.match_labels, written.match_expressions) if written is not None else (None, None)
     if len(labels or ()) + len(expressions or ()) > MOST_CONDITIONS:
-        raise _Unreadable(where, "has too many conditions", f"{MOST_CONDITIONS}")
+        raise Unreadable(where, "has too many conditions", f"{MOST_CONDITIONS}")
     found = {(key, "In", frozenset({value})) for key, value in (labels or {}).items()}
     for number, one in enumerate(expressions or ()):
         subject = f"{where}.matchExpressions[{number}]"
         if one.operator not in _NEEDS_VALUES:
             allowed = "In, NotIn, Exists and DoesNotExist"
-            raise _Unreadable(subject, f"has an unknown operator, {quoted(one.operator)}", allowed)
+            raise Unreadable(subject, f"has an unknown operator, {quoted(one.operator)}", allowed)
         if _NEEDS_VALUES[one.operator] != bool(one.values):
             wrong = "has values" if one.values else "has no values"
-            raise _Unreadable(subject, wrong, "values for In and NotIn, none for Exists and DoesNotExist")
+            raise Unreadable(subject, wrong, "values for In and NotIn, none for Exists and DoesNotExist")
         found.add((one.key, one.operator, frozenset(one.values or ())))
     return frozenset(found)
 
@@ -272,36 +293,35 @@ def _selector(written: LabelSelector | None, where: str) -> Selector:
 def _port(port: NetworkPolicyPort, where: str) -> PortRange | PortName:
     name = port.protocol or "TCP"
     if name not in Protocol.__members__:
-        raise _Unreadable(f"{where}.protocol {quoted(name)}", "is not known", "TCP, UDP and SCTP")
+        raise Unreadable(f"{where}.protocol {quoted(name)}", "is not known", "TCP, UDP and SCTP")
     protocol, first, last = Protocol[name], port.port, port.end_port
     if isinstance(first, int):
         last = first if last is None else last
         if not 1 <= first <= last <= LAST_PORT:
             text = f"{first} to {last}" if port.end_port is not None else f"{first}"
-            raise _Unreadable(f"{where} {text}", "is no port or no range", "1 to 65535, and an endPort from port on")
+            raise Unreadable(f"{where} {text}", "is no port or no range", "1 to 65535, and an endPort from port on")
         return PortRange(protocol, first, last)
     if last is not None:
-        raise _Unreadable(f"{where}.endPort {last}", "has no number as port beside it", "port as a number")
+        raise Unreadable(f"{where}.endPort {last}", "has no number as port beside it", "port as a number")
     return PortRange(protocol, 0, LAST_PORT) if first is None else PortName(protocol, first)
 
 
-def _block(block: IPBlock, where: str, most: int) -> Steps[list[Network]]:
-    """What remains of the network, as networks; of their number `most` at most."""
+def read_block(block: IPBlock, where: str, most: int) -> Steps[list[Network]]:
+    """What remains of the network, as networks; of their number `most` at most. Raises Unreadable."""
     whole, holes = _network(block.cidr, f"{where}.cidr"), []
     for part in parts(enumerate(block.excepted or ())):
         for number, text in part:
             subject = f"{where}.except[{number}]"
             hole = _network(text, subject)
             if hole.version != whole.version or not hole.subnet_of(whole):  # type: ignore[arg-type]  # of one version
-                raise _Unreadable(f"{subject} {quoted(text)}", f"is outside of {whole}", "a part of cidr")
+                raise Unreadable(f"{subject} {quoted(text)}", f"is outside of {whole}", "a part of cidr")
             holes.append(hole)
         yield 5 * len(part)
     found: list[Network] = []
-    for left in parts(_remaining(whole, holes)):
-        texts = [f"{canonical(str(one.network_address))}/{one.prefixlen}" for one in left]
-        found += [Network(text, prefix_of(text)) for text in texts]
+    for left in parts(remaining(whole, holes)):
+        found += map(named, left)
         if len(found) > most:
-            raise _Unreadable(where, f"without its exceptions is more than {most} networks", "fewer exceptions")
+            raise Unreadable(where, f"without its exceptions is more than {most} networks", "fewer exceptions")
         yield 5 * len(left)
     return found
 
@@ -312,12 +332,13 @@ def _network(text: str, subject: str) -> IPv4Network | IPv6Network:
         return network(f"{address}/{int(length)}")
     except ValueError:
         allowed = "ADDRESS/LENGTH, such as 10.0.0.0/8 or fd00::/8"
-        raise _Unreadable(f"{subject} {quoted(text)}", "is not a network", allowed) from None
+        raise Unreadable(f"{subject} {quoted(text)}", "is not a network", allowed) from None
 
 
-def _remaining(
+def remaining(
     whole: IPv4Network | IPv6Network, holes: Iterable[IPv4Network | IPv6Network]
 ) -> Iterator[IPv4Network | IPv6Network]:
+    """What is left of the network without the holes, as few networks."""
     address = type(whole.network_address)
     edges = [(int(hole.network_address), int(hole.broadcast_address)) for hole in holes]
     for first, last in _outside(_joined(edges), [(int(whole.network_address), int(whole.broadcast_address))]):
@@ -331,13 +352,16 @@ def prefix_of(network: str) -> int:
     return (mark << bits | int.from_bytes(inet_pton(family, address))) >> (bits - int(length))
 
 
-def without(allowed: frozenset[PortRange], covered: frozenset[PortRange] = frozenset()) -> tuple[PortRange, ...]:
-    """What is allowed and not covered, in order, as few ranges that neither overlap nor touch: ANY, or of protocols."""
+def without(allowed: Ranges, covered: Ranges = frozenset()) -> tuple[PortRange, ...]:
+    """What is allowed and not covered, in order, as few ranges that neither overlap nor touch: ANY, or of protocols.
+
+    ANY is returned whatever else is covered: its rest has protocols without ports, so no ranges could say it.
+    """
     is_small = len(allowed) + len(covered) <= SMALL
     return _remembered(allowed, covered) if is_small else _without(allowed, covered)
 
 
-def _without(allowed: frozenset[PortRange], covered: frozenset[PortRange]) -> tuple[PortRange, ...]:
+def _without(allowed: Ranges, covered: Ranges) -> tuple[PortRange, ...]:
     if ANY in covered or not allowed:
         return ()
     if ANY in allowed:

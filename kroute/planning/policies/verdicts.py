@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from itertools import islice
 
+import msgspec
+
 from kroute.model.document import View
 from kroute.model.policy_plan import Direction
 
@@ -14,8 +16,9 @@ class Ruling(View):
     """What policies say of a connection in one direction, about the pod at that end.
 
     `pod` is NAMESPACE/NAME, `node` the name of its node. Only that node judges: if it is not this one (`is_here`), no
-    policy is named. `isolated_by` are policies, `allowed_by` policies each with a rule (`shop/clients ingress[0]`); of
-    both the first MOST_NAMES. `exempt` says why no policy is asked, or is empty.
+    policy is named. `isolated_by` are NetworkPolicies, if these were asked. `allowed_by` and `refused_by` are policies
+    each with a rule (`shop/clients ingress[0]`); of ClusterNetworkPolicies it is the one that decided. Of each, the
+    first MOST_NAMES are named. `exempt` says why no NetworkPolicy is asked, or is empty.
     """
 
     direction: Direction
@@ -25,11 +28,12 @@ class Ruling(View):
     isolated_by: list[str]
     allowed_by: list[str]
     exempt: str = ""
+    refused_by: list[str] = msgspec.field(default_factory=list)
 
     @property
     def is_refused(self) -> bool:
         """Whether this node drops the connection's packets."""
-        return bool(self.isolated_by) and not self.allowed_by and not self.exempt
+        return bool(self.refused_by or (self.isolated_by and not self.allowed_by and not self.exempt))
 
 
 class Judgement(View):

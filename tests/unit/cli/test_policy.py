@@ -26,6 +26,9 @@ OUT = RefusedPacket(
 )
 
 
+OF_CLUSTER = msgspec.structs.replace(OUT, namespace="", policies=["web"])
+
+
 class Agent:
     """Answers as an agent does that logs refused packets, one step of a story at each question; then it ends."""
 
@@ -58,7 +61,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_each_packet_is_a_line_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The last answer is that of an agent which has just started."""
-    agent = Agent([([IN], 5), ([], 0), ([OUT], 9), ([], -14)])
+    agent = Agent([([IN], 5), ([], 0), ([OUT, OF_CLUSTER], 9), ([], -14)])
     assert await watched(agent, tmp_path) == NO_AGENT
     written = capfd.readouterr()
     assert written.out.splitlines() == [
@@ -67,9 +70,10 @@ async def test_each_packet_is_a_line_once(tmp_path: Path, capfd: pytest.CaptureF
             "isolated by shop: deny, clients and 23 more"
         ),
         "2026-11-28T10:00:01.000Z ICMPv6 fd00::1 (shop/web) -> 2001:db8::9: egress refused, isolated by shop: out",
+        "2026-11-28T10:00:01.000Z ICMPv6 fd00::1 (shop/web) -> 2001:db8::9: egress refused, denied by web",
         "9 more were refused",
     ], "what was left out before the command began is not told"
-    assert agent.asked == ["0", "1", "1", "2", "2"]
+    assert agent.asked == ["0", "1", "1", "3", "3"]
     assert "could not answer" in written.err
 
 

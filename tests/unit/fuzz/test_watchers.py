@@ -35,7 +35,7 @@ from kroute.watchers.manifests import UnreadableError, read_manifest
 from tests.apiserver.encoding import encode
 from tests.unit.fuzz.objects import LEASE, NODE, SERVICE, SLICE
 from tests.unit.fuzz.strategies import damaged, fuzzed, hostile_json, spoilt
-from tests.unit.planning.policies.cluster import block, ingress, namespace, pod, pods_with, port
+from tests.unit.planning.policies.cluster import block, cluster_policy, ingress, namespace, pod, pods_with, port
 from tests.unit.watchers import json_steps
 from tests.unit.watchers.kubernetes.test_reflector_failures import END
 from tests.unit.watching import Follower, Pauses, quick, running
@@ -47,6 +47,7 @@ TEMPLATES = {
     "EndpointSlice": SLICE,
     "Node": NODE,
     "NetworkPolicy": POLICY,
+    "ClusterNetworkPolicy": cluster_policy(egress=[{"action": "Deny", "to": [{"networks": ["10.0.0.0/8"]}]}]),
     "Pod": POD,
     "Namespace": namespace("shop", team="a"),
 }

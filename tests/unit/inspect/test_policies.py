@@ -62,8 +62,7 @@ class Refusals:
 
 
 def chain(made: Cluster, direction: Direction, address: str = "10.0.0.1") -> str:
-    key = made.catalog.pods[address].of(direction)
-    assert key is not None
+    [key] = made.catalog.pods[address].of(direction)
     return Group.of(key).chain
 
 

@@ -78,6 +78,15 @@ async def test_a_policy_has_events_of_its_own_beside_those_of_a_service_of_its_n
     assert about == [("Service", "uid-of-service"), ("NetworkPolicy", "uid-of-policy")]
 
 
+async def test_a_policy_of_the_cluster_has_events_about_its_own_kind() -> None:
+    api = Events()
+    recorder = EventRecorder("node1", lambda _: "uid-of-service", api)
+    recorder.report_policy(ObjectKey("", "web"), "uid-of-policy", [PROBLEM])
+    await written(recorder, api, 1)
+    [(_, event)] = api.created
+    assert (event["regarding"]["kind"], event["regarding"]["name"]) == ("ClusterNetworkPolicy", "web")
+
+
 async def test_an_event_that_is_refused_does_not_stop_the_next() -> None:
     api = Events()
     api.refusals = [ApiError(403, "Forbidden", "no")]

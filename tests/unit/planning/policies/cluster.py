@@ -1,4 +1,4 @@
-"""A cluster of pods, Namespaces and NetworkPolicies, written as the API writes them, and the plan of one of its nodes.
+"""A cluster of pods, Namespaces and network policies, written as the API writes them, and the plan of one of its nodes.
 
 `Cluster.allows` reads the plan. `oracle.py` beside it reads the objects.
 """
@@ -11,16 +11,40 @@ import msgspec
 
 from kroute.model.addresses import family_of
 from kroute.model.kinds import POLICY_KINDS
-from kroute.model.objects import Applied, Deleted, KubernetesObject, Listed, Namespace, NetworkPolicy, ObjectKey, Pod
+from kroute.model.objects import (
+    Applied,
+    ClusterNetworkPolicy,
+    Deleted,
+    KubernetesObject,
+    Listed,
+    Namespace,
+    NetworkPolicy,
+    ObjectKey,
+    Pod,
+)
 from kroute.model.plan import Problem, Protocol
-from kroute.model.policy_plan import GroupKey, PodGroups, PolicyChange, PortElement
+from kroute.model.policy_plan import (
+    NO_GROUPS,
+    Action,
+    Direction,
+    GroupKey,
+    PodGroups,
+    PolicyChange,
+    PortElement,
+    Tier,
+)
 from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.planning.policies.rules import DEFAULTS, Limits
 from kroute.planning.policies.verdicts import Judgement
 from tests.builders import finish
 
 NODE = "node1"
-KINDS: Mapping[str, type[KubernetesObject]] = {"Pod": Pod, "Namespace": Namespace, "NetworkPolicy": NetworkPolicy}
+KINDS: Mapping[str, type[KubernetesObject]] = {
+    "Pod": Pod,
+    "Namespace": Namespace,
+    "NetworkPolicy": NetworkPolicy,
+    "ClusterNetworkPolicy": ClusterNetworkPolicy,
+}
 
 Object = dict[str, Any]
 
@@ -77,6 +101,44 @@ def ingress(*peers: Object, ports: Iterable[Object] = (), **fields: Any) -> Obje
 def egress(*peers: Object, ports: Iterable[Object] = (), **fields: Any) -> Object:
     """A policy that lets its pods talk to these peers."""
     return policy(policyTypes=["Egress"], egress=[{"to": list(peers), "ports": list(ports)}], **fields)
+
+
+def cluster_policy(
+    name: str = "cluster", *, tier: str = "Admin", priority: int = 0, subject: Object | None = None, **rules: Any
+) -> Object:
+    """A policy of the cluster for all pods; `rules` are its `ingress` and `egress`."""
+    identity = {"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy"}
+    spec = {"tier": tier, "priority": priority, "subject": subject or {"namespaces": {}}, **rules}
+    return {**identity, "metadata": {"name": name}, "spec": spec}
+
+
+def every(**labels: str) -> Object:
+    """A peer of a ClusterNetworkPolicy: the pods with these labels, of all Namespaces."""
+    return {"pods": {"namespaceSelector": {}, "podSelector": {"matchLabels": labels}}}
+
+
+def tiers() -> list[Object]:
+    """Policies of both tiers, one after another: every action, for pods and networks, with ports, ranges and without.
+
+    The first is changed by the third, which has other parts, and by the fourth, which has the same.
+    """
+    nine, client = {"tcp": {"destinationPort": {"range": {"start": 1, "end": 9}}}}, every(app="client")
+    everywhere, single = {"networks": ["0.0.0.0/0", "::/0"]}, {"udp": {"destinationPort": {"number": 53}}}
+    deny, leave = (
+        {"action": "Deny", "from": [client]},
+        {"action": "Pass", "from": [client], "protocols": [nine, single]},
+    )
+    out = [
+        {"action": "Accept", "to": [{"networks": ["10.0.0.0/8", "fd00::/16"]}], "protocols": [nine, single]},
+        {"action": "Pass", "to": [client]},
+        {"action": "Deny", "to": [everywhere]},
+    ]
+    return [
+        cluster_policy("admin", ingress=[deny]),
+        cluster_policy("baseline", tier="Baseline", ingress=[leave, deny], egress=out),
+        cluster_policy("admin", ingress=[leave, deny], egress=out),
+        cluster_policy("admin", ingress=[{**leave, "protocols": [nine]}, deny], egress=out),
+    ]
 
 
 def pods_with(**labels: str) -> Object:
@@ -146,7 +208,7 @@ class Cluster:
 
 
 class Node:
-    """What the kernel has: the sets of each group, and the groups of each address.
+    """What the kernel has: the sets of each part of a group, and the groups of each address.
 
     Like sets of nf_tables it refuses an element that is there already, one that overlaps with another one, and to
     delete one that is not there; a group that does not exist cannot be used, nor deleted while it is used.
@@ -178,20 +240,37 @@ class Node:
         for key in change.gone:
             del self.networks[key], self.ports[key]
         used = {key for groups in self.pods.values() for key in groups if key is not None}
-        assert used == set(self.networks)
+        assert {part for key in used for part in key.of_parts()} == set(self.networks)
 
     def allows(self, source: str, destination: str, number: int, protocol: str) -> bool:
-        if source == destination:
-            return True
-        nobody = PodGroups(None, None)
-        keys = [
-            (self.pods.get(destination, nobody).ingress, source),
-            (self.pods.get(source, nobody).egress, destination),
-        ]
-        return all(key is None or self._has(key, peer, number, protocol) for key, peer in keys)
+        ends = ((destination, source, Direction.INGRESS), (source, destination, Direction.EGRESS))
+        return all(self._accepts(*end, number, protocol) for end in ends)
 
-    def _has(self, key: GroupKey, peer: str, number: int, protocol: str) -> bool:
-        return any(is_in(peer, network) for network in self.networks[key]) or any(
+    def _accepts(self, pod: str, peer: str, direction: Direction, number: int, protocol: str) -> bool:
+        for key in self.pods.get(pod, NO_GROUPS).of(direction):
+            if key.tier is Tier.NETWORK_POLICY and pod == peer:
+                return True
+            action = self._action(key, peer, number, protocol)
+            if action is not Action.PASS:
+                return action is Action.ACCEPT
+        return True
+
+    def _action(self, key: GroupKey, peer: str, number: int, protocol: str) -> Action:
+        """What the group does with a packet. Whatever is asked at the same time, at most one has the packet."""
+        for of_pods in (True, False):
+            parts = [part for part in key.of_parts() if key.parts[part.part].of_pods == of_pods]
+            with_port = [part for part in parts if self._has_port(part, peer, number, protocol)]
+            for found in (with_port, [part for part in parts if self._has_network(part, peer)]):
+                if found:
+                    [part] = found
+                    return key.parts[part.part].action
+        return Action.DENY if key.tier is Tier.NETWORK_POLICY else Action.PASS
+
+    def _has_network(self, key: GroupKey, peer: str) -> bool:
+        return any(is_in(peer, network) for network in self.networks[key])
+
+    def _has_port(self, key: GroupKey, peer: str, number: int, protocol: str) -> bool:
+        return any(
             is_in(peer, one.network)
             and one.protocol == Protocol.__members__.get(protocol)
             and one.first <= number <= one.last

@@ -5,9 +5,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from kroute.model.objects import Applied, Listed, Namespace, NetworkPolicy, ObjectKey, Pod
+from kroute.model.objects import (
+    Applied,
+    ClusterNetworkPolicy,
+    Listed,
+    Namespace,
+    NetworkPolicy,
+    ObjectKey,
+    Pod,
+)
 from kroute.model.plan import Protocol
-from kroute.model.policy_plan import Direction, GroupChange, GroupKey, PortElement
+from kroute.model.policy_plan import Direction, GroupChange, GroupKey, PodGroups, PortElement
 from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.planning.policies.rules import DEFAULTS, Limits
 from tests.unit.planning.policies.cluster import (
@@ -466,7 +474,7 @@ def test_a_pod_moves_to_a_new_group_with_a_new_policy_and_the_old_group_goes() -
     change = made.after(policy("b"))
     [(key, new)] = change.groups.items()
     assert (new.is_new, new.networks_added) == (True, ("10.0.0.2/32",))
-    assert change.pods[WEB] == (key, None)
+    assert change.pods[WEB] == PodGroups(key, None)
     assert [gone.policies for gone in change.gone] == [(ObjectKey("shop", "a"),)]
 
 
@@ -605,9 +613,9 @@ def test_a_block_with_more_pieces_than_a_group_may_have_allows_nothing() -> None
     )
 
 
-def test_nothing_is_planned_before_all_three_kinds_are_listed() -> None:
+def test_nothing_is_planned_before_all_four_kinds_are_listed() -> None:
     catalog = PolicyCatalog(NODE)
-    for kind in (Pod, Namespace, NetworkPolicy):
+    for kind in (Pod, Namespace, NetworkPolicy, ClusterNetworkPolicy):
         assert catalog.plan_marked() is None
         catalog.take([Applied(msgspec.convert(WEB_POD, Pod)), Applied(msgspec.convert(ingress(), NetworkPolicy))])
         catalog.take([Listed(kind)])

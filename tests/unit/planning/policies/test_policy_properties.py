@@ -1,4 +1,4 @@
-"""After any changes in any order, the plan lets those packets pass that the API's text allows, it is the plan that a
+"""After any changes in any order, the plan lets those packets pass that the APIs' text allows, it is the plan that a
 new catalog makes of the final objects, and a kernel takes every change on the way.
 """
 
@@ -10,16 +10,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kroute.model.objects import (
+    ClusterNetworkPolicy,
+    ClusterNetworkPolicySpec,
+    ClusterPeer,
+    ClusterPolicyRule,
+    ClusterPort,
+    ClusterProtocol,
+    ClusterProtocolPorts,
     IPBlock,
     LabelSelector,
     LabelSelectorRequirement,
+    NamespacedPods,
     NetworkPolicy,
     NetworkPolicyPeer,
     NetworkPolicyPort,
     NetworkPolicyRule,
     NetworkPolicySpec,
     ObjectMeta,
+    PortNumbers,
 )
+from kroute.planning.policies.cluster_rules import reading_cluster
 from kroute.planning.policies.rules import DEFAULTS, Limits, reading
 from tests.builders import finish
 from tests.examples import examples
@@ -104,6 +114,85 @@ POLICIES = st.builds(
         },
     ),
 )
+SOUND: st.SearchStrategy[Object] = st.builds(lambda labels: {"matchLabels": labels}, LABELS)
+OF_CLUSTER: st.SearchStrategy[Object] = st.one_of(
+    st.builds(lambda selector: {"namespaces": selector}, SOUND),
+    st.builds(lambda one, other: {"pods": {"namespaceSelector": one, "podSelector": other}}, SOUND, SOUND),
+    st.just({"pods": {"podSelector": {}}}),
+)
+BEYOND: st.SearchStrategy[Object] = st.builds(lambda selector: {"namespaces": selector}, SELECTORS) | st.sampled_from(
+    [
+        {},
+        {"nodes": {}},
+        {"domainNames": ["kroute.io"]},
+        {"pods": {"namespaceSelector": {}}},
+        {"networks": ["10.0.0.0/33"]},
+    ]
+)
+"""Peers of which some cannot be understood."""
+NETWORKS: st.SearchStrategy[Object] = st.builds(
+    lambda networks: {"networks": networks},
+    st.lists(
+        st.sampled_from(
+            [
+                *("0.0.0.0/0", "10.0.0.0/8", "10.0.0.0/24", "10.0.0.0/30", "10.0.0.2/31", "10.0.0.1/32"),
+                *("::/0", "fd00::/64", "fd00::1/128"),
+            ]
+        ),
+        min_size=1,
+        max_size=3,
+        unique=True,
+    ),
+)
+PROTOCOLS: st.SearchStrategy[Object] = st.sampled_from(
+    [
+        *(
+            {"tcp": {"destinationPort": {"number": 80}}},
+            {"tcp": {"destinationPort": {"range": {"start": 80, "end": 90}}}},
+        ),
+        *({"tcp": {"destinationPort": {"range": {"start": 1, "end": 65535}}}}, {"destinationNamedPort": "http"}),
+        *({"udp": {"destinationPort": {"number": 53}}}, {"destinationNamedPort": "dns"}),
+    ]
+)
+NO_PROTOCOLS: st.SearchStrategy[Object] = st.sampled_from(
+    [{"tcp": {}}, {"gre": {}}, {"tcp": {"destinationPort": {"range": {"start": 90, "end": 80}}}}]
+)
+
+
+def mostly(usual: st.SearchStrategy[Object], other: st.SearchStrategy[Object]) -> st.SearchStrategy[Object]:
+    """One in ten is another one. `one_of` takes a strategy that is named twice for one."""
+    return st.integers(0, 9).flatmap(lambda number: other if number == 9 else usual)
+
+
+def ordered_rules(field: str, peers: st.SearchStrategy[Object]) -> st.SearchStrategy[list[Object]]:
+    """Rules of a ClusterNetworkPolicy, nearly all of which can be understood."""
+    return st.lists(
+        st.builds(
+            lambda action, peers, protocols: {"action": action, field: peers, "protocols": protocols},
+            st.sampled_from(["Accept", "Deny", "Pass"] * 5 + ["Log"]),
+            st.lists(mostly(peers, BEYOND), min_size=1, max_size=2),
+            st.just([]) | st.lists(mostly(PROTOCOLS, NO_PROTOCOLS), max_size=2),
+        ),
+        max_size=4,
+    )
+
+
+CLUSTER_POLICIES = st.builds(
+    lambda name, tier, priority, subject, rules: cluster.cluster_policy(
+        name, tier=tier, priority=priority, subject=subject, **rules
+    ),
+    st.sampled_from(["c1", "c2", "c3"]),
+    st.sampled_from(["Admin", "Baseline"] * 5 + ["Other"]),
+    st.integers(0, 2),
+    mostly(OF_CLUSTER, BEYOND),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "ingress": ordered_rules("from", OF_CLUSTER),
+            "egress": ordered_rules("to", OF_CLUSTER | NETWORKS),
+        },
+    ),
+)
 ODD = st.text(max_size=3) | st.sampled_from(
     ["10.0.0.0/8", "::/0", "\ud800", "-1", "1/", "/0", "10.0.0.0/" + "9" * 5000]
 )
@@ -150,8 +239,47 @@ def test_whatever_a_policy_says_it_is_read(spec: NetworkPolicySpec) -> None:
     finish(reading(NetworkPolicy(ObjectMeta("odd", "shop"), spec), DEFAULTS))
 
 
+ODD_PEERS = st.builds(
+    ClusterPeer,
+    ODD_SELECTORS,
+    st.none() | st.builds(NamespacedPods, ODD_SELECTORS, ODD_SELECTORS),
+    st.none() | st.lists(ODD, max_size=2),
+)
+ODD_PROTOCOL = st.none() | st.builds(
+    ClusterProtocolPorts,
+    st.none()
+    | st.builds(
+        ClusterPort, st.none() | st.integers(), st.none() | st.builds(PortNumbers, st.integers(), st.integers())
+    ),
+)
+ODD_ORDERED_RULES = st.none() | st.lists(
+    st.builds(
+        ClusterPolicyRule,
+        ODD,
+        ODD | st.sampled_from(["Accept", "Deny", "Pass"]),
+        *[st.none() | st.lists(ODD_PEERS, max_size=2)] * 2,
+        st.none() | st.lists(st.builds(ClusterProtocol, *[ODD_PROTOCOL] * 3, st.none() | ODD), max_size=2),
+    ),
+    max_size=2,
+)
+
+
+@given(
+    st.builds(
+        ClusterNetworkPolicySpec,
+        ODD | st.sampled_from(["Admin", "Baseline"]),
+        st.integers(),
+        ODD_PEERS,
+        ODD_ORDERED_RULES,
+        ODD_ORDERED_RULES,
+    )
+)
+def test_whatever_a_cluster_policy_says_it_is_read(spec: ClusterNetworkPolicySpec) -> None:
+    finish(reading_cluster(ClusterNetworkPolicy(ObjectMeta("odd"), spec)))
+
+
 LIMITS = Limits(elements=6, of_namespace=9)
-"""So small that random policies exceed all of them."""
+"""So small that random NetworkPolicies exceed all of them."""
 
 
 class PolicyMachine(RuleBasedStateMachine):
@@ -165,7 +293,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.cluster = Cluster(limits=self.limits)
 
-    @rule(item=PODS | SPACES | POLICIES, at_once=st.booleans())
+    @rule(item=PODS | SPACES | POLICIES | CLUSTER_POLICIES, at_once=st.booleans())
     def apply(self, item: Object, at_once: bool) -> None:
         self.cluster.apply(item)
         self.plan(at_once=at_once)
@@ -215,23 +343,29 @@ class OracleMachine(PolicyMachine):
         if not hasattr(self, "cluster") or self.cluster.catalog.has_marked:
             return
         objects = list(self.cluster.objects.values())
+        world = oracle.World(objects)
         alone = {str(cluster.key_of(it)): oracle.alone(objects, it) for it in objects if it["kind"] == "NetworkPolicy"}
         for source, destination in product(ADDRESSES + OUTSIDE, repeat=2):
             if (":" in source) != (":" in destination):
                 continue
             for protocol, number in PACKETS:
                 packet = source, destination, number, protocol
-                assert self.cluster.allows(*packet) == oracle.allows(objects, *packet), packet
-                judged = self.cluster.judged(*packet)
-                assert judged.is_refused != oracle.allows(objects, *packet), packet
+                allowed, judged = world.allows(*packet), self.cluster.judged(*packet)
+                assert self.cluster.allows(*packet) == allowed, packet
+                assert judged.is_refused != allowed, packet
                 for ruling in judged.rulings:
                     ends = (destination, source) if ruling.direction == "Ingress" else (source, destination)
-                    allowing = [
-                        name
-                        for name in ruling.isolated_by
-                        if alone[name].permits(*ends, ruling.direction, number, protocol)
-                    ]
-                    assert list(dict.fromkeys(it.partition(" ")[0] for it in ruling.allowed_by)) == allowing, packet
+                    of_one = *ends, ruling.direction, number, protocol
+                    action, by = world.deciding(*of_one)
+                    assert ruling.refused_by == ([by] if action == "Deny" else []), packet
+                    if action:
+                        assert ruling.isolated_by == [], packet
+                        assert ruling.allowed_by == ([by] if action == "Accept" else []), packet
+                        continue
+                    allowing = [name for name in ruling.isolated_by if alone[name].permits(*of_one)]
+                    allowed_by = list(dict.fromkeys(it.partition(" ")[0] for it in ruling.allowed_by))
+                    if source != destination:
+                        assert allowed_by == allowing, packet
 
 
 class LimitedMachine(PolicyMachine):
@@ -244,9 +378,8 @@ class LimitedMachine(PolicyMachine):
         if not hasattr(self, "cluster") or self.cluster.catalog.has_marked:
             return
         of_namespace: dict[str, int] = {}
-        for key, count in ((key, len(found)) for key, found in elements(self.cluster.node).items()):
-            namespace = key.policies[0].namespace
-            of_namespace[namespace] = of_namespace.get(namespace, 0) + count
+        for key, count in ((key, len(found)) for key, found in elements(self.cluster.node).items() if key.namespace):
+            of_namespace[key.namespace] = of_namespace.get(key.namespace, 0) + count
         assert all(count <= LIMITS.of_namespace for count in of_namespace.values())
 
 

@@ -9,7 +9,7 @@ import pytest
 from kroute.model.objects import Applied, Deleted, KubernetesObject, Pod
 from kroute.planning.policies import peers
 from kroute.planning.policies.catalog import PolicyCatalog
-from kroute.planning.policies.groups import Group
+from kroute.planning.policies.groups import Allowed
 from kroute.planning.policies.peers import Peers
 from kroute.planning.policies.rules import holds
 from tests.unit.planning.policies import cluster, large
@@ -43,7 +43,7 @@ def counted() -> Iterator[dict[str, int]]:
 
     with (
         patch.object(peers, "holds", counting("compared", holds)),
-        patch.object(Group, "_decide", counting("decided", Group._decide)),
+        patch.object(Allowed, "decide", counting("decided", Allowed.decide)),
         patch.object(Peers, "_settle", counting("settled", Peers._settle)),
     ):
         yield counts
