@@ -19,8 +19,8 @@ class RefusedPacket(View):
     `time` is when the agent has read it, up to a second after the kernel has dropped it. `number` grows from packet to
     packet, and over restarts of the agent. `direction` says which of the two pods they select: of Ingress the
     destination, of Egress the source. `group` is the name of its chain; `policies` are the first of `policies_total`,
-    of one namespace, which is empty for ClusterNetworkPolicies. Ports are null where the packet shows none, and a pod is
-    empty for the address of no pod.
+    of one namespace, which is empty for ClusterNetworkPolicies. Ports are null where the packet shows none, and a pod
+    is empty for the address of no pod.
     """
 
     time: str

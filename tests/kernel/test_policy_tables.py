@@ -34,6 +34,7 @@ from tests.unit.planning.policies.cluster import (
     pods_with,
     policy,
     port,
+    tiers,
 )
 
 T4 = POLICY_TABLES[Family.IPV4]
@@ -222,10 +223,10 @@ async def test_what_changes_have_written_is_what_a_restart_would_write(
     tables = on.made()
     assert await tables.restore(cluster.catalog.groups(), cluster.catalog.pods) == []
     assert await on.is_empty()
-    for items in STORY:
+    for items in (*STORY, *([item] for item in tiers())):
         await write(tables, cluster.after(*items))
         await is_right(cluster, on)
-    for items in [(), *STORY[:0:-1]]:
+    for items in [(), *([item] for item in tiers()[:2]), *STORY[:0:-1]]:
         cluster.delete(*items)
         await write(tables, cluster.plan())
         await is_right(cluster, on)

@@ -10,13 +10,18 @@ the groups about packets with a source of the node that come from elsewhere: POS
 Pods that are isolated are in one set for each direction. Those of each group are in another one, by which a rule for
 each group leads their packets to its chain, which returns what the group allows.
 
+While ClusterNetworkPolicies select a pod, the rules that lead are in two chains: the first one leads to groups of the
+tier Admin, which go on to the second, NEXT, with what they do not decide; the second one leads to all others. Such a
+pod's address is not in the set by which a pod reaches itself, but in one for each direction that NEXT asks, if
+NetworkPolicies isolate it there.
+
 A rule's text is what iptables-save prints after `-A CHAIN`.
 """
 
 import re
 from base64 import b32encode
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -29,7 +34,18 @@ from kroute.kernel.ipset import Element, SetDefinition
 from kroute.kernel.iptables.rule import comment
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.model.addresses import Family, family_of
-from kroute.model.policy_plan import ANY, LAST_PORT, Direction, GroupKey, PodGroups, PortElement, PortRange
+from kroute.model.policy_plan import (
+    ANY,
+    LAST_PORT,
+    Action,
+    Direction,
+    GroupKey,
+    Part,
+    PodGroups,
+    PortElement,
+    PortRange,
+    Tier,
+)
 
 NAT, MANGLE = "nat", "mangle"
 TABLES = (NAT, MANGLE)
@@ -44,8 +60,14 @@ _PREFIXES = {Family.IPV4: POLICIES, Family.IPV6: f"{POLICIES}6-"}
 _PODS = f"{POLICIES}PODS"
 _LED = {direction: f"{POLICIES}{direction.upper()}" for direction in Direction}
 """The chains with a rule for each group."""
+_NEXT = {direction: f"{chain}-NEXT" for direction, chain in _LED.items()}
+"""The same for all groups but those of the tier Admin, while ClusterNetworkPolicies select a pod."""
 GROUPS = tuple(f"{POLICIES}{direction[0]}-" for direction in Direction)
-"""What the names of groups' chains begin with. The last rule of each refuses packets."""
+"""What the names of groups' chains begin with."""
+REFUSALS = "-j DROP", "-j QUEUE"
+"""How the rules end that refuse packets."""
+_Refusing = Callable[["Group", str], list[str]]
+"""The rules of a group that refuse what is matched."""
 _POD, _PEER = (
     {Direction.INGRESS: End.DESTINATION, Direction.EGRESS: End.SOURCE},
     {Direction.INGRESS: End.SOURCE, Direction.EGRESS: End.DESTINATION},
@@ -61,26 +83,36 @@ _HALVES = {"0.0.0.0/0": ("0.0.0.0/1", "128.0.0.0/1"), "::/0": ("::/1", "8000::/1
 
 
 class Group(NamedTuple):
-    """A group's chain, which has the same name after a restart, and the comment of its last rule."""
+    """A group's chain, which has the same name after a restart, the comment of its rules that refuse packets, and what
+    its rules depend on.
+    """
 
     chain: str
     direction: Direction
     comment: str
+    tier: Tier
+    parts: tuple[Part, ...]
 
     @classmethod
     def of(cls, key: GroupKey) -> "Group":
-        chain = f"{POLICIES}{key.direction[0]}-{_digest(key)}"
-        return cls(chain, key.direction, _UNUSUAL.sub("?", key.description)[:LONGEST_COMMENT])
+        """The group of which this is a part."""
+        chain = f"{POLICIES}{key.direction[0]}-{_digest(key.identity)}"
+        return cls(chain, key.direction, _UNUSUAL.sub("?", key.description)[:LONGEST_COMMENT], key.tier, key.parts)
 
 
 class PolicySet(NamedTuple):
-    """A set. Of a group's sets `ports` are those of all its networks, one of pods or of single ports has none."""
+    """A set. Of a group's sets `ports` are those of all its networks, one of pods or of single ports has none. `part`
+    is the number of the part of the group. Most `stays`: without an element the set is there, too, so that the first
+    one needs no rule to be written.
+    """
 
     name: str
     type: str
     family: Family
     group: Group | None = None
     ports: PortRange | None = None
+    part: int = 0
+    stays: bool = True
 
     @property
     def definition(self) -> SetDefinition:
@@ -97,9 +129,9 @@ class PolicySet(NamedTuple):
         return self.group is not None and self.type != "hash:ip"
 
     @property
-    def stays(self) -> bool:
-        """Whether the set is there without an element, too: the first one then needs no rule to be written."""
-        return self.ports is None or self.ports == ANY
+    def is_accepting(self) -> bool:
+        """Whether it has peers that the group accepts, so that an element more opens, and does not close."""
+        return self.is_of_peers and self.group is not None and self.group.parts[self.part].action is Action.ACCEPT
 
 
 @lru_cache(8)
@@ -110,12 +142,18 @@ def isolated(family: Family, direction: Direction) -> PolicySet:
 
 @lru_cache(2)
 def own(family: Family) -> PolicySet:
-    """The set of each isolated pod's address, twice: a pod reaches itself."""
+    """The set of each address, twice, of pods that only NetworkPolicies isolate: a pod reaches itself."""
     return PolicySet(f"{_PREFIXES[family]}OWN", "hash:net,net", family)
 
 
+@lru_cache(4)
+def next_own(family: Family, direction: Direction) -> PolicySet:
+    """The same of pods that ClusterNetworkPolicies select too, if NetworkPolicies isolate them in the direction."""
+    return PolicySet(f"{_PREFIXES[family]}OWN-{direction.upper()}", "hash:net,net", family, stays=False)
+
+
 def shared_sets(family: Family) -> list[PolicySet]:
-    """The sets that belong to no group."""
+    """The sets of pods that are always there."""
     return [own(family), *(isolated(family, direction) for direction in Direction)]
 
 
@@ -126,50 +164,52 @@ def pods_of(group: Group, family: Family) -> PolicySet:
 
 
 @lru_cache(4096)
-def networks_of(group: Group, family: Family, ports: PortRange) -> PolicySet:
-    """The set of the networks that the group allows these ports."""
-    return _of_group("N", "hash:net", group, family, ports)
+def networks_of(group: Group, family: Family, ports: PortRange, part: int = 0) -> PolicySet:
+    """The set of the networks of a part of the group with these ports."""
+    return _of_group("N", "hash:net", group, family, ports, part)
 
 
 @lru_cache(1024)
-def ports_of(group: Group, family: Family) -> PolicySet:
+def ports_of(group: Group, family: Family, part: int = 0) -> PolicySet:
     """The set of networks with a single port each."""
-    return _of_group("S", "hash:net,port", group, family)
+    return _of_group("S", "hash:net,port", group, family, None, part)
 
 
-def standing_sets(group: Group) -> list[PolicySet]:
-    """The sets that the group has whatever it allows."""
-    return [
-        one
-        for family in Family
-        for one in (pods_of(group, family), ports_of(group, family), networks_of(group, family, ANY))
-    ]
+def standing_sets(key: GroupKey) -> list[PolicySet]:
+    """The sets that a part of a group has whatever is in it; with the first one, that of the group's pods."""
+    group, part = Group.of(key), key.part
+    of_part = [one for it in Family for one in (ports_of(group, it, part), networks_of(group, it, ANY, part))]
+    return [*of_part, *(pods_of(group, family) for family in Family if part == 0)]
 
 
-def placed(group: Group, element: PortElement) -> tuple[PolicySet, list[Element]]:
+def placed(group: Group, part: int, element: PortElement) -> tuple[PolicySet, list[Element]]:
     """The set and the elements for a network and its range of ports."""
     network, protocol, first, last = element
     family = family_of(network)
     networks = _HALVES.get(network, (network,))
     if protocol is None or first < last:
-        return networks_of(group, family, PortRange(protocol, first, last)), [(one,) for one in networks]
-    return ports_of(group, family), [(one, int(protocol), first) for one in networks]
+        of_range = networks_of(group, family, PortRange(protocol, first, last), part)
+        return of_range, [(one,) for one in networks]
+    return ports_of(group, family, part), [(one, int(protocol), first) for one in networks]
 
 
 def pod_elements(address: str, groups: PodGroups | None) -> Iterator[tuple[PolicySet, Element]]:
-    """The elements for the address of a pod with these groups; none for one that is not isolated."""
+    """The elements for the address of a pod with these groups; none for one that no policy selects."""
     if groups is None:
         return
     family = family_of(address)
     alone = f"{address}/{128 if family is Family.IPV6 else 32}"
-    yield own(family), (alone, alone)
-    for direction, key in zip(Direction, groups, strict=True):
-        if key is not None:
+    if not groups.is_of_cluster:
+        yield own(family), (alone, alone)
+    for direction in Direction:
+        for key in groups.of(direction):
             yield pods_of(Group.of(key), family), (address,)
             yield isolated(family, direction), (address,)
+            if groups.is_of_cluster and key.tier is Tier.NETWORK_POLICY:
+                yield next_own(family, direction), (alone, alone)
 
 
-def table_rules(family: Family, sets: Iterable[PolicySet], log_group: int | None = None) -> dict[str, TableRules]:
+def table_rules(family: Family, sets: Collection[PolicySet], log_group: int | None = None) -> dict[str, TableRules]:
     """The rules of one family, by table, for all groups that have these sets.
 
     `log_group` is that of nfnetlink_log; None: nothing is logged.
@@ -179,10 +219,22 @@ def table_rules(family: Family, sets: Iterable[PolicySet], log_group: int | None
         if one.family is family and one.group is not None:
             groups.setdefault(one.group, []).append(one)
     groups = dict(sorted(groups.items()))
+    with_next = any(group.tier is not Tier.NETWORK_POLICY for group in groups)
+    following = {
+        direction: [
+            f"{_in(one, End.SOURCE, End.DESTINATION)} {comment('a pod reaches itself')} -j RETURN"
+            for one in [next_own(family, direction)]
+            if one in sets
+        ]
+        for direction in Direction
+        if with_next
+    }
     chains: dict[str, Sequence[str]] = {_PODS: _pod_rules(family)}
     for direction in Direction:
         of_direction = {group: of_group for group, of_group in groups.items() if group.direction is direction}
-        chains |= _group_chains(direction, of_direction, "DROP", log_group)
+        chains |= _group_chains(
+            direction, of_direction, partial(_refusing, "DROP", log_group), following.get(direction)
+        )
     ingress, egress = (f"{_in(isolated(family, it), _POD[it])} " for it in Direction)
     to_egress = f"{_WHY} -j {_LED[Direction.EGRESS]}"
     of_neighbours = "! -p ipv6-icmp " if family is Family.IPV6 else ""
@@ -194,7 +246,8 @@ def table_rules(family: Family, sets: Iterable[PolicySet], log_group: int | None
     found = {MANGLE: TableRules(MANGLE, chains, jumps, prefix=POLICIES)}
     of_egress = {group: of_group for group, of_group in groups.items() if group.direction is Direction.EGRESS}
     if of_egress:
-        chains = _group_chains(Direction.EGRESS, of_egress, "QUEUE", log_group)
+        refusing = partial(_refusing, "QUEUE", log_group)
+        chains = _group_chains(Direction.EGRESS, of_egress, refusing, following.get(Direction.EGRESS))
         found[NAT] = TableRules(NAT, chains, [("INPUT", f"{_BEGINS} {egress}{to_egress}")], prefix=POLICIES)
     return found
 
@@ -212,26 +265,60 @@ def _pod_rules(family: Family) -> list[str]:
 
 
 def _group_chains(
-    direction: Direction, groups: dict[Group, list[PolicySet]], refusal: str, log_group: int | None
+    direction: Direction, groups: dict[Group, list[PolicySet]], refusing: _Refusing, following: Sequence[str] | None
 ) -> dict[str, Sequence[str]]:
-    """The chains of all groups of a direction, and the chain that leads to them."""
-    pod, peer = _POD[direction], _PEER[direction]
-    led: list[str] = []
-    chains: dict[str, Sequence[str]] = {_LED[direction]: led}
+    """The chains of all groups of a direction, and those that lead to them. `following` are the rules with which the
+    chain NEXT begins; None: there is none.
+    """
+    first: list[str] = []
+    chains: dict[str, Sequence[str]] = {_LED[direction]: first}
+    others = first
+    if following is not None:
+        chains[_NEXT[direction]] = others = [*following]
     for group, sets in groups.items():
-        chains[group.chain] = rules = []
-        for one in sets:
-            if one.type == "hash:ip":
-                led.append(f"{_in(one, pod)} -g {group.chain}")
-            elif one.ports is None:
-                rules.append(f"{_in(one, peer, End.DESTINATION)} {comment('an allowed port')} -j RETURN")
-            else:
-                rules.append(f"{_to_ports(one.ports)}{_in(one, peer)} {comment('allowed')} -j RETURN")
-        if log_group is not None:
-            log = f"-j NFLOG --nflog-prefix {group.chain} --nflog-group {log_group}"
-            rules.append(f"-m limit --limit {LOGGED_A_SECOND}/sec --limit-burst {LOGGED_AT_ONCE} {log}")
-        rules.append(f"{comment(group.comment)} -j {refusal}")
+        led = first if group.tier is Tier.ADMIN else others
+        led += [f"{_in(one, _POD[direction])} -g {group.chain}" for one in sets if one.is_of_pods]
+        peers = [one for one in sets if one.is_of_peers]
+        of_group = _allowing if group.tier is Tier.NETWORK_POLICY else _by_parts
+        chains[group.chain] = of_group(group, peers, refusing)
+    if following is not None:
+        first.append(f"{comment('what the tier Admin has left')} -g {_NEXT[direction]}")
     return chains
+
+
+def _allowing(group: Group, sets: Sequence[PolicySet], refusing: _Refusing) -> list[str]:
+    """The rules of a group of NetworkPolicies."""
+    rules = [
+        f"{_matched(one, group)}{comment('an allowed port' if one.ports is None else 'allowed')} -j RETURN"
+        for one in sets
+    ]
+    return [*rules, *refusing(group, "")]
+
+
+def _by_parts(group: Group, sets: Sequence[PolicySet], refusing: _Refusing) -> list[str]:
+    """The rules of a group of ClusterNetworkPolicies: for pods, then for networks, single ports before all ports."""
+    leave = f"-g {_NEXT[group.direction]}"
+    ends = {Action.ACCEPT: "-j RETURN", Action.PASS: leave}
+    rules: list[str] = []
+    for one in sorted(sets, key=lambda one: (not group.parts[one.part].of_pods, one.ports == ANY)):
+        action, matched = group.parts[one.part].action, _matched(one, group)
+        rules += refusing(group, matched) if action is Action.DENY else [f"{matched}{comment(action)} {ends[action]}"]
+    if group.tier is Tier.ADMIN:
+        rules.append(f"{comment('not decided by this tier')} {leave}")
+    return rules
+
+
+def _refusing(refusal: str, log_group: int | None, group: Group, matched: str) -> list[str]:
+    """The rules that refuse what is matched, after they have logged some of it."""
+    log = f"-j NFLOG --nflog-prefix {group.chain} --nflog-group {log_group}"
+    logging = f"{matched}-m limit --limit {LOGGED_A_SECOND}/sec --limit-burst {LOGGED_AT_ONCE} {log}"
+    return [*([] if log_group is None else [logging]), f"{matched}{comment(group.comment)} -j {refusal}"]
+
+
+def _matched(one: PolicySet, group: Group) -> str:
+    """The match for packets of the peers that are in a set of the group, and a space."""
+    peer = _PEER[group.direction]
+    return f"{_in(one, peer, End.DESTINATION)} " if one.ports is None else f"{_to_ports(one.ports)}{_in(one, peer)} "
 
 
 def _to_ports(ports: PortRange) -> str:
@@ -248,9 +335,14 @@ def _in(one: PolicySet, *ends: End) -> str:
     return f"-m set --match-set {one.name} {','.join(ends)}"
 
 
-def _of_group(letter: str, kind: str, group: Group, family: Family, ports: PortRange | None = None) -> PolicySet:
-    digest = _digest((group.chain, ports)) if ports else group.chain.rpartition("-")[2]
-    return PolicySet(f"{_PREFIXES[family]}{letter}-{digest}", kind, family, group, ports)
+def _of_group(
+    letter: str, kind: str, group: Group, family: Family, ports: PortRange | None = None, part: int = 0
+) -> PolicySet:
+    digest = group.chain.rpartition("-")[2]
+    if ports or part:
+        digest = _digest((group.chain, ports, part) if part else (group.chain, ports))
+    stays = ports is None or ports == ANY
+    return PolicySet(f"{_PREFIXES[family]}{letter}-{digest}", kind, family, group, ports, part, stays)
 
 
 def _digest(named: object) -> str:

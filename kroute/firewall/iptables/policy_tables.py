@@ -7,6 +7,8 @@ their groups, and what is allowed no more leaves the sets. So a packet never mee
 Where pods enter a group that had others before, what it allows no more leaves it first; where pods leave a group that
 goes on, what it allows anew enters it last. So no pod meets what its group allows only before the pod enters, or only
 after it has left: a packet that both the old and the new policies refuse never passes, whenever the process is killed.
+A group of ClusterNetworkPolicies also refuses by elements. So with each change of one, what it refuses anew enters its
+sets at first, and what it refused leaves them last; in between, it accepts only what it accepted and will accept.
 
 The sets of both families exist while a pod of this node is isolated; rules only in the families of isolated pods.
 """
@@ -21,6 +23,7 @@ import structlog
 from kroute.firewall.iptables.address_sets import POLICIES, destroy_sets
 from kroute.firewall.iptables.policy_rules import (
     GROUPS,
+    REFUSALS,
     TABLES,
     Group,
     PolicySet,
@@ -39,7 +42,7 @@ from kroute.kernel.ipset import AddEntry, DeleteEntry, Element, SetChange
 from kroute.kernel.iptables.tools import Variant
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.model.addresses import Family, family_of
-from kroute.model.policy_plan import GroupKey, PodGroups, PolicyChange, PortElement
+from kroute.model.policy_plan import GroupKey, PodGroups, PolicyChange, PortElement, Tier
 from kroute.reconcile.cleanup_report import CleanupReport
 
 log = structlog.get_logger(__name__)
@@ -99,11 +102,10 @@ class PolicyChains:
         self._is_right = False
         difference = Difference(needed={one for family in Family for one in shared_sets(family)})
         for key, of_group in change.groups.items():
-            group = Group.of(key)
             if of_group.is_new:
-                difference.needed.update(standing_sets(group))
-            _put(difference.added, group, of_group.added)
-            _put(difference.removed, group, of_group.removed)
+                difference.needed.update(standing_sets(key))
+            _put(difference.added, key, of_group.added)
+            _put(difference.removed, key, of_group.removed)
         for address, groups in change.pods.items():
             before, after = (set(pod_elements(address, one)) for one in (self._pods.pop(address, None), groups))
             for elements, led in ((difference.removed, before - after), (difference.added, after - before)):
@@ -138,10 +140,11 @@ class PolicyChains:
 
     async def refused(self) -> Mapping[str, int]:
         counts = Counter[str]()
-        for family, table in self._rules:
+        for (family, table), written in self._rules.items():
             for chain, packets in (await self._clients[family].packets(table)).items():
                 if chain.startswith(GROUPS):
-                    counts[chain] += packets[-1] if packets else 0
+                    rules = zip(packets, written.chains.get(chain, ()), strict=False)  # another program may change them
+                    counts[chain] += sum(count for count, rule in rules if rule.endswith(REFUSALS))
         return counts
 
     async def is_untouched(self) -> bool:
@@ -202,11 +205,12 @@ class PolicyChains:
                     difference.added[one] = missing
                     drift.append(f"set {one.name} lacked {len(missing)} elements")
 
-        await compare({one: led[one] for family in Family for one in shared_sets(family)})
+        shared = {one: led[one] for family in Family for one in shared_sets(family)}
+        await compare(shared | {one: elements for one, elements in led.items() if one.group is None})
         for key, peers in allowed:
-            group, wanted = Group.of(key), _elements()
-            wanted.update({one: led[one] for one in standing_sets(group)})
-            _put(wanted, group, (PortElement(network, *ports) for network, ports in peers))
+            wanted = _elements()
+            wanted.update({one: led[one] for one in standing_sets(key)})
+            _put(wanted, key, (PortElement(network, *ports) for network, ports in peers))
             await compare(wanted)
         return difference, drift
 
@@ -232,10 +236,15 @@ class PolicyChains:
             await self._ipset.create(one.definition)
         added, removed = difference.added, difference.removed
         entered, left = ({one.group for one in part if part[one] and one.is_of_pods} for part in (added, removed))
-        refused = await self._change(
-            DeleteEntry, removed, lambda one: one.is_of_peers and one.group in entered and one in before
+        of_cluster = {
+            one.group for one in before if one.group is not None and one.group.tier is not Tier.NETWORK_POLICY
+        }
+        close_first, open_last = entered | of_cluster, left | of_cluster
+        refused = await self._change(AddEntry, added, lambda one: one.is_of_peers and not one.is_accepting)
+        refused += await self._change(
+            DeleteEntry, removed, lambda one: one.is_accepting and one.group in close_first and one in before
         )
-        refused += await self._change(AddEntry, added, lambda one: one.is_of_peers and one.group not in left)
+        refused += await self._change(AddEntry, added, lambda one: one.is_accepting and one.group not in open_last)
         refused += await self._change(AddEntry, added, lambda one: one.is_of_pods)
         families, drift = {family_of(address) for address in self._pods}, []
         if before.keys() != self._sizes.keys() or families != {family for family, _ in self._rules}:
@@ -243,9 +252,11 @@ class PolicyChains:
         refused += await self._change(AddEntry, added, lambda one: one.group is None)
         refused += await self._change(DeleteEntry, removed, lambda one: one.group is None)
         refused += await self._change(DeleteEntry, removed, lambda one: one.is_of_pods and one in self._sizes)
-        refused += await self._change(AddEntry, added, lambda one: one.is_of_peers and one.group in left)
+        refused += await self._change(AddEntry, added, lambda one: one.is_accepting and one.group in open_last)
         refused += await self._change(
-            DeleteEntry, removed, lambda one: one.is_of_peers and one.group not in entered and one in self._sizes
+            DeleteEntry,
+            removed,
+            lambda one: one.is_of_peers and one in self._sizes and not (one.is_accepting and one.group in close_first),
         )
         for one in sorted(before.keys() - self._sizes.keys()):
             self._looks.pop(one, None)
@@ -301,8 +312,9 @@ class PolicyChains:
         return await self._ipset.write(changes)
 
 
-def _put(elements: Elements, group: Group, allowed: Iterable[PortElement]) -> None:
-    """Add the elements for what a group allows."""
+def _put(elements: Elements, key: GroupKey, allowed: Iterable[PortElement]) -> None:
+    """Add the elements of a part of a group."""
+    group = Group.of(key)
     for element in allowed:
-        one, found = placed(group, element)
+        one, found = placed(group, key.part, element)
         elements[one].update(found)

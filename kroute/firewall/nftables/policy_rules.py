@@ -7,9 +7,15 @@ packet that arrives with an address of this node as its source was forged by a p
 of the node: `prerouting` asks the groups about it, since `postrouting` lets the node reach its pods. An accepted packet
 only leaves the chain: others may still drop it.
 
-Each group of pods has three sets and a chain, which returns what the group allows and drops all else. Verdict maps lead
-from the address of an isolated pod to the chains of its groups: a packet meets the same number of rules, however many
-policies and pods there are.
+Each group of NetworkPolicies has three sets and a chain, which returns what the group allows and drops all else.
+Verdict maps lead from the address of an isolated pod to the chains of its groups: a packet meets the same number of
+rules, however many policies and pods there are.
+
+A group of ClusterNetworkPolicies has three sets for each of its parts. The maps lead to the group of the tier Admin,
+whose chain goes to `ingress-next` or `egress-next` with what it does not decide. Maps of these names lead on to the
+group of NetworkPolicies or of the tier Baseline. Since ClusterNetworkPolicies judge also what comes back to the pod
+itself, addresses that have such a group are not in `own`, but in a set for each direction that only the next chains
+ask, if a group of NetworkPolicies is next.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,56 +54,88 @@ from kroute.kernel.nftables.messages import LONGEST_COMMENT
 from kroute.kernel.nftables.objects import Chain, Element, NftRule, NftSet
 from kroute.model.addresses import Family
 from kroute.model.plan import Protocol
-from kroute.model.policy_plan import Direction, GroupKey, PodGroups
+from kroute.model.policy_plan import Action, Direction, GroupKey, Part, PodGroups, Tier
 
 PREROUTING = Chain("prerouting", "filter", "prerouting", 0)
 POSTROUTING, INPUT = Chain("postrouting", "filter", "postrouting", 90), Chain("input", "filter", "input", 110)
 """IPVS is in the hook input at 98 and 99. Source NAT is at 100, and kroute's at 95 (`firewall.nftables.rules`)."""
 BASE_CHAINS = PREROUTING, POSTROUTING, INPUT
+NEXT = {direction: Chain(f"{direction.lower()}-next") for direction in Direction}
 MAPS = {direction: NftSet(direction.lower(), ("ip", "jump")) for direction in Direction}
-"""From the address of an isolated pod to the chain of its group."""
+"""From the address of a pod to the chain of its first group."""
+NEXT_MAPS = {direction: NftSet(chain.name, ("ip", "jump")) for direction, chain in NEXT.items()}
+"""From the address of a pod that has a group of ClusterNetworkPolicies to the chain of what comes after Admin."""
 GOES_ON = "a connection that was allowed goes on"
 LOGGED = "logged before it is dropped"
 OWN = NftSet("own", ("ip", "ip"))
-"""The address of each isolated pod, twice: a pod reaches itself."""
+"""The address of each pod that only NetworkPolicies isolate, twice: a pod reaches itself."""
+NEXT_OWN = {direction: NftSet(f"{direction.lower()}-own", ("ip", "ip")) for direction in Direction}
+"""The same of those that ClusterNetworkPolicies select too, if NetworkPolicies isolate them in the direction."""
+BASE_SETS = *MAPS.values(), OWN
+NEXT_SETS = *NEXT_MAPS.values(), *NEXT_OWN.values()
 
 _PEER = {Direction.INGRESS: End.SOURCE, Direction.EGRESS: End.DESTINATION}
 _ICMPV6 = b"\x3a"
 _NEIGHBOURS = b"\x82", b"\x89"
 """The types of ICMPv6 from 130 to 137: MLD, routers and neighbours. MLD's 143 never has the address of a pod."""
 _ACCEPT, _RETURN = verdict(VerdictCode.ACCEPT), verdict(VerdictCode.RETURN)
+_Rule = tuple[tuple[bytes, ...], str]
+"""Its expressions, and its comment."""
 
 
 class Group(NamedTuple):
-    """The names of a group's chain and sets, which are the same after a restart, and the chain's comment.
+    """The name of a group's chain, which is the same after a restart, the comment of its rules that drop packets, and
+    what its rules depend on.
+    """
+
+    chain: str
+    direction: Direction
+    comment: str
+    tier: Tier
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, key: GroupKey) -> "Group":
+        """The group of which this is a part."""
+        digest = blake2b(msgspec.json.encode(key.identity), digest_size=16).hexdigest()
+        chain, comment = f"{key.direction.lower()}-{digest}", key.description[:LONGEST_COMMENT]
+        return cls(chain, key.direction, comment, key.tier, key.parts)
+
+    @property
+    def sets(self) -> list["GroupSets"]:
+        """Those of its parts."""
+        if self.tier is Tier.NETWORK_POLICY:
+            return [GroupSets(self.chain)]
+        return [GroupSets(f"{self.chain}-{number}") for number in range(len(self.parts))]
+
+
+class GroupSets(NamedTuple):
+    """The sets of a part of a group.
 
     `networks` are peers with all ports, `ports` addresses with one port, `ranges` all others. The last is a
     concatenation of intervals, which takes the kernel time by its size with each change; few peers need it.
     """
 
-    chain: str
-    peer: End
-    comment: str
+    prefix: str
 
     @classmethod
-    def of(cls, key: GroupKey) -> "Group":
-        digest = blake2b(msgspec.json.encode(key), digest_size=16).hexdigest()
-        return cls(f"{key.direction.lower()}-{digest}", _PEER[key.direction], key.description[:LONGEST_COMMENT])
+    def of(cls, key: GroupKey) -> "GroupSets":
+        return Group.of(key).sets[key.part]
 
     @property
     def networks(self) -> NftSet:
-        return NftSet(f"{self.chain}-networks", ("net",))
+        return NftSet(f"{self.prefix}-networks", ("net",))
 
     @property
     def ports(self) -> NftSet:
-        return NftSet(f"{self.chain}-ports", ("ip", "port"))
+        return NftSet(f"{self.prefix}-ports", ("ip", "port"))
 
     @property
     def ranges(self) -> NftSet:
-        return NftSet(f"{self.chain}-ranges", ("net", "ports"))
+        return NftSet(f"{self.prefix}-ranges", ("net", "ports"))
 
     @property
-    def sets(self) -> tuple[NftSet, ...]:
+    def all(self) -> tuple[NftSet, ...]:
         return self.networks, self.ports, self.ranges
 
     def place(self, network: str, protocol: Protocol | None, first: int, last: int) -> tuple[NftSet, Element]:
@@ -136,34 +174,84 @@ def base_chains(family: Family) -> dict[Chain, list[NftRule]]:
     }
 
 
+def next_chains(family: Family) -> dict[Chain, list[NftRule]]:
+    """The chains after the tier Admin with their rules. They and `NEXT_SETS` exist while a pod `is_of_cluster`."""
+    addresses = ADDRESSES[family]
+    source, destination = addresses.load(AT, End.SOURCE), addresses.load(AT, End.DESTINATION)
+    both = source, addresses.load(register(addresses.length), End.DESTINATION)
+    pods = {Direction.INGRESS: destination, Direction.EGRESS: source}
+    return {
+        chain: _rules(
+            chain,
+            ((*both, lookup(NEXT_OWN[direction].name, AT), _RETURN), "a pod reaches itself"),
+            ((pods[direction], lookup_verdict(NEXT_MAPS[direction].name, AT)), "what the tier Admin has left"),
+        )
+        for direction, chain in NEXT.items()
+    }
+
+
 def group_rules(family: Family, group: Group, log_group: int | None = None) -> list[NftRule]:
     """The rules of a group's chain. `log_group` is that of nfnetlink_log; None: nothing is logged."""
     addresses = ADDRESSES[family]
-    load = addresses.load(AT, group.peer)
+    load = addresses.load(AT, _PEER[group.direction])
     protocol, port = register(addresses.length), register(addresses.length + 4)
-    ports = meta(protocol, Meta.L4PROTO), payload(port, Header.TRANSPORT, 2, 2)
+    with_port = load, meta(protocol, Meta.L4PROTO), payload(port, Header.TRANSPORT, 2, 2)
+    if group.tier is not Tier.NETWORK_POLICY:
+        return _rules(Chain(group.chain), *_rules_of_parts(group, log_group, load, with_port))
+    [sets] = group.sets
     return _rules(
         Chain(group.chain),
-        ((load, lookup(group.networks.name, AT), _RETURN), "allowed with all ports"),
-        ((load, *ports, lookup(group.ports.name, AT), _RETURN), "an allowed port"),
-        ((load, *ports, lookup(group.ranges.name, AT), _RETURN), "an allowed port of a network"),
-        *([] if log_group is None else [(_logged(group, log_group), LOGGED)]),
-        ((counter(), verdict(VerdictCode.DROP)), group.comment),
+        ((load, lookup(sets.networks.name, AT), _RETURN), "allowed with all ports"),
+        ((*with_port, lookup(sets.ports.name, AT), _RETURN), "an allowed port"),
+        ((*with_port, lookup(sets.ranges.name, AT), _RETURN), "an allowed port of a network"),
+        *_dropping(group, log_group),
     )
 
 
+def _rules_of_parts(group: Group, log_group: int | None, load: bytes, with_port: tuple[bytes, ...]) -> Iterator[_Rule]:
+    """The rules of a group of ClusterNetworkPolicies: for pods, then for networks, single ports before all ports."""
+    leave = verdict(VerdictCode.GOTO, NEXT[group.direction].name)
+    ends = {Action.ACCEPT: _RETURN, Action.PASS: leave}
+    of_parts = list(zip(group.sets, group.parts, strict=True))
+    for of_pods, peers in ((True, "pods"), (False, "networks")):
+        some = [(sets, part.action) for sets, part in of_parts if part.of_pods == of_pods]
+        asked = [(with_port, one, action) for sets, action in some for one in (sets.ports, sets.ranges)]
+        asked += [((load,), sets.networks, action) for sets, action in some]
+        for loads, one, action in asked:
+            matches = *loads, lookup(one.name, AT)
+            if action is Action.DENY:
+                yield from _dropping(group, log_group, *matches)
+            else:
+                yield (*matches, ends[action]), f"{action}: {peers}"
+    if group.tier is Tier.ADMIN:
+        yield (leave,), "not decided by this tier"
+
+
+def _dropping(group: Group, log_group: int | None, *matches: bytes) -> Iterator[_Rule]:
+    """The rules that drop what matches, after they have logged some of it."""
+    if log_group is not None:
+        yield (*matches, limit(LOGGED_A_SECOND, LOGGED_AT_ONCE), log(log_group, group.chain)), LOGGED
+    yield (*matches, counter(), verdict(VerdictCode.DROP)), group.comment
+
+
 def pod_elements(address: str, groups: PodGroups | None) -> Iterator[tuple[NftSet, Element]]:
-    """The elements for the address of a pod with these groups; none for one that is not isolated."""
+    """The elements for the address of a pod with these groups, one of a set; none for one that no policy selects."""
     if groups is None:
         return
-    yield OWN, (address, address)
-    for direction, key in zip(Direction, groups, strict=True):
-        if key is not None:
-            yield MAPS[direction], (address, Group.of(key).chain)
-
-
-def _logged(group: Group, log_group: int) -> tuple[bytes, ...]:
-    return limit(LOGGED_A_SECOND, LOGGED_AT_ONCE), log(log_group, group.chain)
+    own, with_next = (address, address), groups.is_of_cluster
+    if not with_next:
+        yield OWN, own
+    for direction in Direction:
+        keys = groups.of(direction)
+        if not keys:
+            continue
+        first, last = keys[0], keys[-1]
+        to_next = with_next and first.tier is not Tier.ADMIN
+        yield MAPS[direction], (address, NEXT[direction].name if to_next else Group.of(first).chain)
+        if with_next and last.tier is not Tier.ADMIN:
+            yield NEXT_MAPS[direction], (address, Group.of(last).chain)
+            if last.tier is Tier.NETWORK_POLICY:
+                yield NEXT_OWN[direction], own
 
 
 def _neighbours(family: Family) -> list[tuple[tuple[bytes, ...], str]]:

@@ -16,12 +16,15 @@ import structlog
 from kroute.firewall.nftables.names import POLICY_TABLES, listed
 from kroute.firewall.nftables.policy_rules import (
     BASE_CHAINS,
+    BASE_SETS,
     LOGGED,
-    MAPS,
-    OWN,
+    NEXT,
+    NEXT_SETS,
     Group,
+    GroupSets,
     base_chains,
     group_rules,
+    next_chains,
     pod_elements,
 )
 from kroute.firewall.nftables.table_watch import TableWatch
@@ -61,7 +64,6 @@ Elements = dict[NftSet, list[Element]]
 MANY = 200
 """Elements that leave a set of ranges at once, from which on the set is made anew. The kernel takes time by the set's
 size for each that is deleted."""
-_BASE_SETS = (*MAPS.values(), OWN)
 
 
 class Difference(msgspec.Struct):
@@ -72,8 +74,8 @@ class Difference(msgspec.Struct):
     removed: Elements = msgspec.field(default_factory=dict)
     added: Elements = msgspec.field(default_factory=dict)
     gone: list[NftChange] = msgspec.field(default_factory=list)
-    groups: list[Group] = msgspec.field(default_factory=list)
-    """Those whose elements may be among the removed."""
+    parts: list[tuple[Group, GroupSets]] = msgspec.field(default_factory=list)
+    """The groups and sets whose elements may be among the removed."""
     drift: list[str] = msgspec.field(default_factory=list)
 
     def make(self, chain: Chain, rules: Iterable[NftRule]) -> None:
@@ -96,7 +98,7 @@ class PolicyTables:
         pods = {**self._pods, **change.pods}
         isolated = {address: groups for address, groups in pods.items() if groups is not None}
         if isolated:
-            for family, difference in self._differences(change).items():
+            for family, difference in self._differences(change, _with_next(isolated)).items():
                 await self._write(family, difference)
         else:
             await self._delete(self._present)
@@ -141,40 +143,52 @@ class PolicyTables:
                 await self._delete([family])
                 report.add(f"delete table {table}")
 
-    def _differences(self, change: PolicyChange) -> dict[Family, Difference]:
+    def _differences(self, change: PolicyChange, with_next: bool) -> dict[Family, Difference]:
         found = {family: Difference() for family in Family}
-        for family in found.keys() - self._present:
-            _make_base(family, found[family])
+        had_next = _with_next(self._pods)
+        for family, difference in found.items():
+            is_new = family not in self._present
+            if is_new:
+                _make_base(family, difference)
+            if with_next and (is_new or not had_next):
+                _make(difference, NEXT_SETS, next_chains(family))
         for key, of_group in change.groups.items():
-            _change_group(Group.of(key), of_group, found, self._log_group)
+            _change_part(key, of_group, found, self._log_group)
         for address, groups in change.pods.items():
             difference = found[family_of(address)]
             before, after = (dict(pod_elements(address, one)) for one in (self._pods.get(address), groups))
             _put(difference.removed, *(before.items() - after.items()))
             _put(difference.added, *(after.items() - before.items()))
-        for group in map(Group.of, change.gone):
+        for key in change.gone:
+            chains = [Group.of(key).chain] if key.part == 0 else []
             for difference in found.values():
-                difference.gone += _deletions([group.chain], [definition.name for definition in group.sets])
+                difference.gone += _deletions(chains, [definition.name for definition in GroupSets.of(key).all])
+        for family in self._present if had_next and not with_next else ():
+            found[family].gone += _deletions([chain.name for chain in NEXT.values()], [one.name for one in NEXT_SETS])
         return found
 
     async def _compare(self, allowed: AllowedPeers, pods: Mapping[str, PodGroups]) -> dict[Family, Difference]:
         """What differs between the kernel's tables and the plan. One group is compared after another."""
-        listed = [(Group.of(key), elements) for key, elements in allowed]
-        sets = [*_BASE_SETS, *(definition for group, _ in listed for definition in group.sets)]
+        listed = [(key, GroupSets.of(key), elements) for key, elements in allowed]
+        with_next = _with_next(pods)
+        of_pods = [*BASE_SETS, *(NEXT_SETS if with_next else ())]
+        sets = [*of_pods, *(definition for _, of_part, _ in listed for definition in of_part.all)]
         names = {definition.name: definition for definition in sets}
         found = {family: Difference() for family in Family}
         states = {family: await self._state(family, names) for family in Family}
         for family, difference in found.items():
             _compare_base(family, states[family], difference)
-        for group, elements in listed:
+            if with_next:
+                _compare_next(family, states[family], difference)
+        for key, of_part, elements in listed:
             wanted: dict[Family, Elements] = {family: {} for family in Family}
             for network, ports in elements:
-                _put(wanted[family_of(network)], group.place(network, *ports))
+                _put(wanted[family_of(network)], of_part.place(network, *ports))
             for family, difference in found.items():
-                rules = group_rules(family, group, self._log_group)
-                is_new = _compare_group(group, rules, states[family], difference)
+                rules = group_rules(family, Group.of(key), self._log_group)
+                is_new = _compare_part(key, rules, states[family], difference)
                 added = difference.filled if is_new else difference.added
-                for definition in group.sets:
+                for definition in of_part.all:
                     of_set = wanted[family].get(definition, [])
                     await self._compare_set(family, states[family], definition, of_set, difference, added)
         for family, difference in found.items():
@@ -183,10 +197,11 @@ class PolicyTables:
             ]
             led: Elements = {}
             _put(led, *of_family)
-            for definition in _BASE_SETS:
+            for definition in of_pods:
                 of_set = led.get(definition, [])
                 await self._compare_set(family, states[family], definition, of_set, difference, difference.added)
-            _delete_others(states[family], {group.chain for group, _ in listed}, names, difference)
+            chains = {Group.of(key).chain for key, _, _ in listed} | {one.name for one in NEXT.values() if with_next}
+            _delete_others(states[family], chains, names, difference)
             if not states[family].chains:
                 difference.drift = ["it was missing, or could not be used"]
         return found
@@ -233,23 +248,26 @@ class PolicyTables:
         elif not refused:
             self._present.add(family)
             refused = await self._nftables.write(table, _element_changes(AddElements, difference.filled))
-            anew = [each for group in difference.groups for each in await self._made_anew(family, group, difference)]
+            anew = [each for part in difference.parts for each in await self._made_anew(family, *part, difference)]
             removed = _element_changes(DeleteElements, difference.removed)
             added = _element_changes(AddElements, difference.added)
             refused += await self._change(table, [*anew, *removed, *added, *difference.gone])
         for failure in refused:
             raise KernelError(f"table {table}: {failure}; trying again", errno=failure.errno)
 
-    async def _made_anew(self, family: Family, group: Group, difference: Difference) -> list[NftChange]:
-        """The changes that replace the set of ranges by one with the elements that stay, if many leave it."""
-        if len(difference.removed.get(group.ranges, ())) < MANY:
+    async def _made_anew(
+        self, family: Family, group: Group, sets: GroupSets, difference: Difference
+    ) -> list[NftChange]:
+        """The changes that replace a set of ranges by one with the elements that stay, if many leave it."""
+        ranges = sets.ranges
+        if len(difference.removed.get(ranges, ())) < MANY:
             return []
-        elements = {one async for part in self._nftables.elements(POLICY_TABLES[family], group.ranges) for one in part}
-        elements.difference_update(difference.removed.pop(group.ranges))
-        elements.update(difference.added.pop(group.ranges, ()))
-        filled = [AddElements(group.ranges, tuple(elements))] if elements else []
+        elements = {one async for part in self._nftables.elements(POLICY_TABLES[family], ranges) for one in part}
+        elements.difference_update(difference.removed.pop(ranges))
+        elements.update(difference.added.pop(ranges, ()))
+        filled = [AddElements(ranges, tuple(elements))] if elements else []
         rules = map(AddRule, group_rules(family, group, self._log_group))
-        return [FlushChain(group.chain), DeleteSet(group.ranges.name), AddSet(group.ranges), *filled, *rules]
+        return [FlushChain(group.chain), DeleteSet(ranges.name), AddSet(ranges), *filled, *rules]
 
     async def _change(self, table: Table, changes: Sequence[NftChange]) -> list[Failure[NftChange]]:
         """Make all changes at one moment; without those of a set, if the kernel refuses some of these."""
@@ -276,24 +294,39 @@ def _put(elements: Elements, *placed: tuple[NftSet, Element]) -> None:
         elements.setdefault(definition, []).append(element)
 
 
+def _with_next(pods: Mapping[str, PodGroups]) -> bool:
+    return any(groups.is_of_cluster for groups in pods.values())
+
+
 def _make_base(family: Family, difference: Difference) -> None:
-    difference.made += [AddTable(), *map(AddSet, _BASE_SETS)]
-    for chain, rules in base_chains(family).items():
+    difference.made.append(AddTable())
+    _make(difference, BASE_SETS, base_chains(family))
+
+
+def _make(difference: Difference, sets: Iterable[NftSet], chains: Mapping[Chain, Iterable[NftRule]]) -> None:
+    difference.made += map(AddSet, sets)
+    for chain, rules in chains.items():
         difference.make(chain, rules)
 
 
-def _change_group(group: Group, change: GroupChange, found: Mapping[Family, Difference], log_group: int | None) -> None:
-    if change.is_new:
-        for family, difference in found.items():
-            difference.made += map(AddSet, group.sets)
-            difference.make(Chain(group.chain), group_rules(family, group, log_group))
-    for difference in found.values():
-        difference.groups.append(group)
+def _change_part(key: GroupKey, change: GroupChange, found: Mapping[Family, Difference], log_group: int | None) -> None:
+    group, sets = Group.of(key), GroupSets.of(key)
+    for family, difference in found.items():
+        if change.is_new:
+            _make_part(key, group_rules(family, group, log_group), sets.all, difference)
+        difference.parts.append((group, sets))
     for element in change.added:
         difference = found[family_of(element.network)]
-        _put(difference.filled if change.is_new else difference.added, group.place(*element))
+        _put(difference.filled if change.is_new else difference.added, sets.place(*element))
     for element in change.removed:
-        _put(found[family_of(element.network)].removed, group.place(*element))
+        _put(found[family_of(element.network)].removed, sets.place(*element))
+
+
+def _make_part(key: GroupKey, rules: Iterable[NftRule], sets: Iterable[NftSet], difference: Difference) -> None:
+    """Make sets of a part, and with the last one of its group the chain."""
+    difference.made += map(AddSet, sets)
+    if _is_last(key):
+        difference.make(Chain(Group.of(key).chain), rules)
 
 
 def _is_logging(change: NftChange) -> bool:
@@ -302,7 +335,7 @@ def _is_logging(change: NftChange) -> bool:
 
 def _is_unusable(state: TableState, sets: Mapping[str, NftSet]) -> bool:
     """Whether the table lacks some base chain or set, or has something of another kind: it is made anew."""
-    base_sets = {definition.name for definition in _BASE_SETS}
+    base_sets = {definition.name for definition in BASE_SETS}
     chains = {chain.name: chain for chain in BASE_CHAINS}
     return (
         state.is_dormant
@@ -321,18 +354,34 @@ def _compare_base(family: Family, state: TableState, difference: Difference) -> 
         _compare_rules(state, chain.name, rules, difference)
 
 
-def _compare_group(group: Group, rules: list[NftRule], state: TableState, difference: Difference) -> bool:
+def _compare_next(family: Family, state: TableState, difference: Difference) -> None:
+    chains = next_chains(family)
+    missing = {chain: rules for chain, rules in chains.items() if chain.name not in state.chains}
+    difference.drift += [f"chain {chain.name} was missing" for chain in missing]
+    _make(difference, [one for one in NEXT_SETS if one.name not in state.sets], missing)
+    for chain in chains.keys() - missing.keys():
+        _compare_rules(state, chain.name, chains[chain], difference)
+
+
+def _is_last(key: GroupKey) -> bool:
+    """Whether it is the last part of its group, so that with its sets all are there that the chain's rules name."""
+    return key.part == len(key.parts) - 1
+
+
+def _compare_part(key: GroupKey, rules: list[NftRule], state: TableState, difference: Difference) -> bool:
     """Whether the chain of the group is missing, so that no packet is led there yet."""
-    difference.groups.append(group)
-    missing = [definition for definition in group.sets if definition.name not in state.sets]
+    group, sets = Group.of(key), GroupSets.of(key)
+    difference.parts.append((group, sets))
+    missing = [definition for definition in sets.all if definition.name not in state.sets]
+    if group.chain not in state.chains:
+        if key.part == 0:
+            difference.drift.append(f"chain {group.chain} was missing")
+        _make_part(key, rules, missing, difference)
+        return True
     difference.made += map(AddSet, missing)
-    is_new = group.chain not in state.chains
-    if is_new:
-        difference.drift.append(f"chain {group.chain} was missing")
-        difference.make(Chain(group.chain), rules)
-    else:
+    if _is_last(key):
         _compare_rules(state, group.chain, rules, difference)
-    return is_new
+    return False
 
 
 def _compare_rules(state: TableState, chain: str, wanted: list[NftRule], difference: Difference) -> None:
@@ -341,13 +390,13 @@ def _compare_rules(state: TableState, chain: str, wanted: list[NftRule], differe
         difference.made += [FlushChain(chain), *map(AddRule, wanted)]
 
 
-def _delete_others(state: TableState, groups: set[str], sets: Collection[str], difference: Difference) -> None:
-    """Delete what is not of the plan."""
-    chains = [name for name, chain in state.chains.items() if name not in groups and chain not in BASE_CHAINS]
+def _delete_others(state: TableState, chains: set[str], sets: Collection[str], difference: Difference) -> None:
+    """Delete what is not of the plan; base chains are."""
+    others = [name for name, chain in state.chains.items() if name not in chains and chain not in BASE_CHAINS]
     foreign = [name for name in state.sets if name not in sets and not name.startswith(ANONYMOUS)]
-    difference.drift += [f"chain {name} is not of the plan" for name in chains]
+    difference.drift += [f"chain {name} is not of the plan" for name in others]
     difference.drift += [f"set {name} is not of the plan" for name in foreign]
-    difference.gone += _deletions(chains, foreign)
+    difference.gone += _deletions(others, foreign)
 
 
 def _deletions(chains: Sequence[str], sets: Iterable[str]) -> list[NftChange]:

@@ -10,9 +10,12 @@ from kroute.firewall.iptables.policy_rules import (
     LONGEST_COMMENT,
     Group,
     networks_of,
+    next_own,
     placed,
+    pod_elements,
     pods_of,
     ports_of,
+    shared_sets,
     standing_sets,
     table_rules,
 )
@@ -20,37 +23,62 @@ from kroute.firewall.iptables.policy_tables import PolicyChains
 from kroute.firewall.sets import ROOM
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import AddEntry
-from kroute.kernel.iptables.rule import parse_rule
+from kroute.kernel.iptables.rule import comment, parse_rule
 from kroute.model.addresses import Family
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol
-from kroute.model.policy_plan import ANY, Direction, GroupKey, PolicyChange, PortElement, PortRange
+from kroute.model.policy_plan import (
+    ANY,
+    Action,
+    Direction,
+    GroupKey,
+    Part,
+    PodGroups,
+    PolicyChange,
+    PortElement,
+    PortRange,
+    Tier,
+)
 from kroute.planning.policies.rules import DEFAULTS
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.node_kernel import FakeNodeKernel
 from tests.unit.planning.policies.cluster import (
     Cluster,
+    Object,
     block,
+    cluster_policy,
     egress,
+    every,
     ingress,
     namespace,
     pod,
     pods_with,
     policy,
     port,
+    tiers,
 )
 
 WEB = pod("web", "10.244.1.5", "fd00:244:1::5", ports=[port("http", 8080)], app="web")
 CLIENT = pod("client", "10.244.2.7", "fd00:244:2::7", on="node2", app="client")
 INGRESS = GroupKey(Direction.INGRESS, (ObjectKey("shop", "clients"),))
 EGRESS = GroupKey(Direction.EGRESS, (ObjectKey("shop", "out"),))
+OF_PODS = Part(of_pods=True, action=Action.ACCEPT), Part(of_pods=True, action=Action.DENY)
+OF_NETWORKS = (Part(of_pods=False, action=Action.PASS),)
+OF_CLUSTER = GroupKey(Direction.EGRESS, (ObjectKey("", "first"),), (), Tier.ADMIN, (*OF_PODS, *OF_NETWORKS))
 RANGE, ALL_UDP = PortRange(Protocol.TCP, 8000, 8100), PortRange(Protocol.UDP, 0, 65535)
 V4, V6 = Family
 
 
+def tcp(first: int, last: int) -> Object:
+    return {"tcp": {"destinationPort": {"range": {"start": first, "end": last}}}}
+
+
 def test_names_fit_and_are_the_same_after_a_restart() -> None:
     group = Group.of(INGRESS)
-    sets = [*standing_sets(group), networks_of(group, V6, RANGE)]
+    parts = OF_CLUSTER.of_parts()
+    sets = [*standing_sets(INGRESS), networks_of(group, V6, RANGE), *shared_sets(V4), *shared_sets(V6)]
+    sets += [next_own(family, direction) for family in Family for direction in Direction]
+    sets += [one for part in parts for one in (*standing_sets(part), networks_of(Group.of(part), V6, RANGE, part.part))]
     assert len(group.chain) <= 28
     assert all(len(one.name) <= 31 and one.name.startswith(POLICIES) for one in sets)
     assert len({one.name for one in sets}) == len(sets)
@@ -64,8 +92,9 @@ def test_a_set_has_room_for_all_that_a_group_may_allow() -> None:
 
 @pytest.mark.parametrize("name", ['x" -j ACCEPT -m comment --comment "', "x" * 300, "x\\", "naïve"])
 def test_no_name_of_a_policy_breaks_a_rule(name: str) -> None:
-    group = Group.of(INGRESS._replace(policies=(ObjectKey("shop", name),)))
-    [*_, last] = table_rules(V4, standing_sets(group))["mangle"].chains[group.chain]
+    key = INGRESS._replace(policies=(ObjectKey("shop", name),))
+    group = Group.of(key)
+    [*_, last] = table_rules(V4, standing_sets(key))["mangle"].chains[group.chain]
     parsed = parse_rule(last, V4.number)
     assert (parsed.target.name, [match.name for match in parsed.matches]) == ("DROP", ["comment"])
     assert len(group.comment.encode()) <= LONGEST_COMMENT
@@ -84,7 +113,7 @@ def test_no_name_of_a_policy_breaks_a_rule(name: str) -> None:
 def test_what_is_allowed_is_in_the_set_of_its_ports(
     element: tuple[object, ...], ports: PortRange | None, elements: list[object]
 ) -> None:
-    one, found = placed(Group.of(INGRESS), PortElement(*element))  # type: ignore[arg-type]
+    one, found = placed(Group.of(INGRESS), 0, PortElement(*element))  # type: ignore[arg-type]
     assert (one.ports, one.family, found) == (ports, V6 if ":" in str(element[0]) else V4, elements)
 
 
@@ -118,15 +147,67 @@ def test_the_rules_lead_to_groups_which_return_what_they_allow() -> None:
     assert "KROUTENP-6-" not in " ".join(texts), "that is of the other family"
 
 
+def test_a_group_of_the_cluster_asks_its_parts_in_order_and_leaves_the_rest_to_the_next_chain() -> None:
+    group, out = Group.of(OF_CLUSTER), Group.of(EGRESS)
+    accept, deny, leave = (networks_of(group, V4, ANY, part) for part in range(3))
+    of_range = networks_of(group, V4, RANGE, 1)
+    sets = [pods_of(group, V4), ports_of(group, V4, 0), accept, deny, of_range, leave, pods_of(out, V4)]
+    sets.append(next_own(V4, Direction.EGRESS))
+    chains = table_rules(V4, sets)["mangle"].chains
+    to_next, denied = "-g KROUTENP-EGRESS-NEXT", '-m comment --comment "denied by the tier Admin: first" -j DROP'
+    assert chains["KROUTENP-EGRESS"] == [
+        f"-m set --match-set {pods_of(group, V4).name} src -g {group.chain}",
+        f'-m comment --comment "what the tier Admin has left" {to_next}',
+    ]
+    assert chains["KROUTENP-EGRESS-NEXT"] == [
+        '-m set --match-set KROUTENP-OWN-EGRESS src,dst -m comment --comment "a pod reaches itself" -j RETURN',
+        f"-m set --match-set {pods_of(out, V4).name} src -g {out.chain}",
+    ]
+    rules = chains[group.chain]
+    of_single = f"-m set --match-set {ports_of(group, V4, 0).name} dst,dst {comment('Accept')} -j RETURN"
+    ranges = f"-p tcp -m multiport --dports 8000:8100 -m set --match-set {of_range.name} dst {denied}"
+    assert {*rules[:2]} == {of_single, ranges}
+    assert {*rules[2:4]} == {
+        f"-m set --match-set {accept.name} dst {comment('Accept')} -j RETURN",
+        f"-m set --match-set {deny.name} dst {denied}",
+    }
+    assert rules[4:] == [
+        f"-m set --match-set {leave.name} dst {comment('Pass')} {to_next}",
+        f"{comment('not decided by this tier')} {to_next}",
+    ]
+
+
+def test_the_first_group_of_a_pod_and_the_next_one_have_its_address() -> None:
+    groups = PodGroups(INGRESS, EGRESS, admin_egress=OF_CLUSTER)
+    assert {one.name for one, _ in pod_elements("10.244.1.5", groups)} == {
+        *(pods_of(Group.of(key), V4).name for key in (INGRESS, EGRESS, OF_CLUSTER)),
+        *("KROUTENP-INGRESS", "KROUTENP-EGRESS", "KROUTENP-OWN-INGRESS", "KROUTENP-OWN-EGRESS"),
+    }
+    alone = {one.name for one, _ in pod_elements("10.244.1.5", PodGroups(INGRESS, None))}
+    assert alone == {pods_of(Group.of(INGRESS), V4).name, "KROUTENP-INGRESS", "KROUTENP-OWN"}
+
+
 def test_what_is_refused_is_logged_at_first_with_the_name_of_the_group() -> None:
     into, out = Group.of(INGRESS), Group.of(EGRESS)
-    rules = table_rules(V4, [*standing_sets(into), *standing_sets(out)], 10247)
+    rules = table_rules(V4, [*standing_sets(INGRESS), *standing_sets(EGRESS)], 10247)
     for table, group, refusal in (("mangle", into, "DROP"), ("mangle", out, "DROP"), ("nat", out, "QUEUE")):
         *_, logging, last = (parse_rule(text, V4.number) for text in rules[table].chains[group.chain])
         assert last.target.name == refusal
         assert [match.name for match in logging.matches] == ["limit"]
         said = {parameter.name: parameter.values for parameter in logging.target.parameters}
         assert (logging.target.name, said) == ("NFLOG", {"nflog-prefix": (group.chain,), "nflog-group": ("10247",)})
+
+
+def test_what_a_policy_of_the_cluster_denies_is_logged_at_first() -> None:
+    group = Group.of(OF_CLUSTER)
+    sets = [one for part in OF_CLUSTER.of_parts() for one in standing_sets(part)]
+    rules = table_rules(V4, sets, 10247)["mangle"].chains[group.chain]
+    denied = [at for at, one in enumerate(rules) if one.endswith("-j DROP")]
+    assert len(denied) == 2, "single ports, and all ports"
+    for at in denied:
+        matched = rules[at].partition("-m comment")[0]
+        assert rules[at - 1].startswith(f"{matched}-m limit ")
+        assert rules[at - 1].endswith(f"-j NFLOG --nflog-prefix {group.chain} --nflog-group 10247")
 
 
 class Kernel:
@@ -245,6 +326,26 @@ async def test_no_pod_meets_what_its_group_allows_before_it_enters_or_after_it_h
     assert place(writes, "delete 10.244.3.8/32 from set ") < place(writes, f"add 10.244.1.5 to set {pods}")
 
 
+async def test_a_group_of_the_cluster_refuses_all_that_it_will_refuse_before_it_accepts_more() -> None:
+    def of_cluster(action: str, last: int) -> Object:
+        peers = {"action": action, "to": [every(app="client")], "protocols": [tcp(80, last)]}
+        return cluster_policy(egress=[peers, {"action": "Pass", "to": [every(app="web")]}])
+
+    node = Kernel(WEB, CLIENT, of_cluster("Deny", 90))
+    await node.adopted()
+    [key, *_] = [key for key, _ in node.cluster.catalog.groups()]
+    first, second = (networks_of(Group.of(key), V4, PortRange(Protocol.TCP, 80, last)).name for last in (90, 95))
+    writes = await node.make(node.cluster.after(of_cluster("Deny", 95)))
+    added, commit = writes.index(f"add 10.244.2.7/32 to set {second}"), writes.index("commit table mangle")
+    assert added < commit < writes.index(f"destroy set {first}")
+    assert not any(one.startswith("delete 10.244.2.7/32") for one in writes[:commit])
+    await node.make(node.cluster.after(of_cluster("Accept", 90)))
+    writes = await node.make(node.cluster.after(of_cluster("Accept", 95)))
+    [deleted] = [at for at, one in enumerate(writes) if one.startswith("delete 10.244.2.7/32")]
+    [added] = [at for at, one in enumerate(writes) if one.startswith("add 10.244.2.7/32")]
+    assert deleted < writes.index("commit table mangle") < added
+
+
 async def test_an_element_that_is_refused_keeps_no_other_waiting_and_the_next_restore_writes_it() -> None:
     node = Kernel(WEB, ingress(pods_with(app="client")))
     await node.adopted()
@@ -278,6 +379,8 @@ async def test_what_changes_write_is_what_a_restart_would_write() -> None:
         ingress(block("0.0.0.0/1"), ports=ports[:1], name="in"),
         egress(block("::/0"), ports=ports[1:], name="out"),
         ingress(name="in"),
+        *tiers(),
+        ingress(block("0.0.0.0/1"), ports=ports[:1], name="in"),
     ]
     for step in story:
         await node.make(node.cluster.after(step))
