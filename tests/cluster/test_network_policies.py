@@ -1,4 +1,4 @@
-"""The chart's value has kroute enforce the API server's NetworkPolicies, and its end opens the pods."""
+"""The chart's value has kroute enforce the API server's network policies, and its end opens the pods."""
 
 from typing import Any
 
@@ -26,23 +26,79 @@ FOR_ONE_CLIENT: dict[str, Any] = {
         ],
     },
 }
+OF_CLUSTER = "policy.networking.k8s.io"
+KIND_OF_CLUSTER: dict[str, Any] = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": f"clusternetworkpolicies.{OF_CLUSTER}",
+        "annotations": {"api-approved.kubernetes.io": "unapproved, of a test"},
+    },
+    "spec": {
+        "group": OF_CLUSTER,
+        "scope": "Cluster",
+        "names": {
+            "kind": "ClusterNetworkPolicy",
+            "listKind": "ClusterNetworkPolicyList",
+            "plural": "clusternetworkpolicies",
+            "singular": "clusternetworkpolicy",
+        },
+        "versions": [
+            {
+                "name": "v1alpha2",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+"""Without the schema of the Network Policy API, by which the API server refuses what is malformed."""
+
+
+def pods_of_default(app: str) -> dict[str, Any]:
+    labels = {"kubernetes.io/metadata.name": "default"}
+    return {"pods": {"namespaceSelector": {"matchLabels": labels}, "podSelector": {"matchLabels": {"app": app}}}}
+
+
+AGAINST_ONE_CLIENT: dict[str, Any] = {
+    "apiVersion": f"{OF_CLUSTER}/v1alpha2",
+    "kind": "ClusterNetworkPolicy",
+    "metadata": {"name": "web"},
+    "spec": {
+        "tier": "Admin",
+        "priority": 1,
+        "subject": pods_of_default("web"),
+        "ingress": [{"action": "Deny", "from": [pods_of_default("client-node2")]}],
+    },
+}
+
+
+class Calls:
+    """The calls of the clients on the two nodes to all addresses of `web`."""
+
+    def __init__(self, web: Web) -> None:
+        self._web = web
+        self._urls = [f"http://[{address}]" if ":" in address else f"http://{address}" for address in web.addresses]
+
+    def is_refused(self) -> bool:
+        """Whether the client on node2 gets no answer."""
+        return all(self._web.answers_from_pod("node2", url, 1) == {"failed"} for url in self._urls)
+
+    def is_served(self, node: str) -> bool:
+        return all(self._web.answers_from_pod(node, url) == self._web.names() for url in self._urls)
 
 
 def test_a_policy_lets_the_pods_that_it_names_reach_a_service_and_ends_with_the_setting(
     cluster: Cluster, web: Web
 ) -> None:
-    urls = [f"http://[{address}]" if ":" in address else f"http://{address}" for address in web.addresses]
-
-    def is_refused() -> bool:
-        return all(web.answers_from_pod("node2", url, 1) == {"failed"} for url in urls)
+    calls = Calls(web)
+    is_refused, is_served = calls.is_refused, calls.is_served
 
     def is_told() -> bool:
         packets = [line for line in said(cluster) if line["event"] == "policy.refused"]
         told = {(it.get("source_pod"), it["namespace"], *it["policies"]) for it in packets}
         return ("default/client-node2", "default", "web") in told
-
-    def is_served(node: str) -> bool:
-        return all(web.answers_from_pod(node, url) == web.names() for url in urls)
 
     upgrade(cluster, "--set", "settings.network-policies=true", "--set", "settings.policy-log=true")
     try:
@@ -63,3 +119,23 @@ def test_a_policy_lets_the_pods_that_it_names_reach_a_service_and_ends_with_the_
     cluster.kubectl("delete", "networkpolicy", "web")
     for node in cluster.nodes.values():
         assert "kroute-policies" not in cluster.on(node, "nft list tables")
+
+
+def test_a_policy_of_the_cluster_counts_when_its_kind_has_come_and_ends_with_it(cluster: Cluster, web: Web) -> None:
+    calls = Calls(web)
+    upgrade(cluster, "--set", "settings.network-policies=true")
+    try:
+        with cluster.having(FOR_ONE_CLIENT):  # the agents are ready, though nobody serves the other kind
+            cluster.wait_until("the other client is refused", calls.is_refused)
+        with cluster.having(KIND_OF_CLUSTER):
+            name = KIND_OF_CLUSTER["metadata"]["name"]
+            cluster.kubectl("wait", "--for=condition=established", f"crd/{name}", "--timeout=2m")
+            with cluster.having(AGAINST_ONE_CLIENT):
+                cluster.wait_until("the client that the rule names is refused", calls.is_refused)
+                assert calls.is_served("node1")
+            cluster.wait_until("without the policy all are served", lambda: calls.is_served("node2"))
+            cluster.apply(AGAINST_ONE_CLIENT)
+            cluster.wait_until("the client is refused again", calls.is_refused)
+        cluster.wait_until("without the kind all are served", lambda: calls.is_served("node2"))
+    finally:
+        upgrade(cluster, "--set", "settings.network-policies=false")
