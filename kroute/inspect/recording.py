@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Never, Self, TypeVar, cas
 import msgspec
 
 from kroute.kernel import clients
-from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
+from kroute.kernel.conntrack import Connection, DeleteConnection, DeleteFlow, Endpoint, Ends, Flow
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import Element, SetChange, SetDefinition
 from kroute.kernel.iptables.xtables import TableRules
@@ -271,12 +271,26 @@ class RecordingSysctls(Recording[clients.SysctlClient], reads=("is_writable", "h
 
 
 class NoConntrack(Recording[clients.ConntrackClient]):
-    """Finds no flows: they change every second, so a dry run does not compare them."""
+    """Finds no flows and no connections: they change every second, so a dry run does not compare them."""
 
     async def udp_flows(self, family: int, destinations: Iterable[Endpoint]) -> list[Flow]:  # noqa: ARG002
         return []
 
     async def delete(self, flows: Sequence[Flow]) -> list[Failure[DeleteFlow]]:  # noqa: ARG002
+        return []
+
+    async def connections(
+        self,
+        family: int,  # noqa: ARG002
+        addresses: Collection[str],  # noqa: ARG002
+        wanted: Callable[[Ends], bool],  # noqa: ARG002
+    ) -> list[Connection]:
+        return []
+
+    async def delete_connections(
+        self,
+        connections: Sequence[Connection],  # noqa: ARG002
+    ) -> list[Failure[DeleteConnection]]:
         return []
 
 

@@ -10,12 +10,12 @@ Importing this module loads no client.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
+    from kroute.kernel.conntrack import Connection, DeleteConnection, DeleteFlow, Endpoint, Ends, Flow
     from kroute.kernel.digest import Digest
     from kroute.kernel.errors import Failure
     from kroute.kernel.ipset import Element, SetChange, SetDefinition
@@ -196,13 +196,21 @@ class TunnelClient(Protocol):
 
 
 class ConntrackClient(Protocol):
-    """UDP flows in the connection tracker."""
+    """UDP flows, and connections of all protocols, in the connection tracker."""
 
     async def udp_flows(self, family: int, destinations: Iterable[Endpoint]) -> list[Flow]:
         """The flows to these destinations. `family` is AF_INET or AF_INET6."""
 
     async def delete(self, flows: Sequence[Flow]) -> list[Failure[DeleteFlow]]:
         """Delete these flows. One that no longer exists is no failure."""
+
+    async def connections(
+        self, family: int, addresses: Collection[str], wanted: Callable[[Ends], bool]
+    ) -> list[Connection]:
+        """Those wanted among the connections that these addresses have begun or answer."""
+
+    async def delete_connections(self, connections: Sequence[Connection]) -> list[Failure[DeleteConnection]]:
+        """Delete these connections. One that no longer exists is no failure."""
 
 
 class SysctlClient(Protocol):

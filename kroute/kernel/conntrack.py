@@ -1,4 +1,4 @@
-"""Reads and deletes UDP flows of the connection tracker (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
+"""Reads and deletes entries of the connection tracker (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
 
 An answer holds two tuples: the original one has the addresses of the client's packets, the reply one those of the
 replies. So the reply tuple's source is the real server, and its destination is the client as the real server sees it.
@@ -7,7 +7,7 @@ replies. So the reply tuple's source is the real server, and its destination is 
 import asyncio
 import errno
 import socket
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from kroute.base.wording import host_port
@@ -35,12 +35,12 @@ from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
 NFNL_SUBSYS_CTNETLINK = 1
 MSG_CT_GET, MSG_CT_DELETE = 1, 2
 
-CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_ID, CTA_ZONE, CTA_FILTER = 1, 2, 12, 18, 25
+CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_ID, CTA_TUPLE_MASTER, CTA_ZONE, CTA_FILTER = 1, 2, 12, 14, 18, 25
 CTA_TUPLE_IP, CTA_TUPLE_PROTO, CTA_TUPLE_ZONE = 1, 2, 3
 CTA_IP_V4_SRC, CTA_IP_V4_DST, CTA_IP_V6_SRC, CTA_IP_V6_DST = 1, 2, 3, 4
 CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
 CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS = 1, 2
-CTA_FILTER_IP_DST, CTA_FILTER_PROTO_NUM, CTA_FILTER_PROTO_DST_PORT = 1 << 1, 1 << 3, 1 << 5
+CTA_FILTER_IP_SRC, CTA_FILTER_IP_DST, CTA_FILTER_PROTO_NUM, CTA_FILTER_PROTO_DST_PORT = 1 << 0, 1 << 1, 1 << 3, 1 << 5
 
 UDP = 17
 
@@ -95,6 +95,40 @@ class DeleteFlow(Change, frozen=True):
     flow: Flow
 
 
+class Ends(NamedTuple):
+    """Who has begun a connection, and who answers: the address and port behind IPVS or another translation.
+
+    `protocol` is any IP protocol's number. The port is 0 if the protocol has none.
+    """
+
+    protocol: int
+    source: str
+    destination: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.source} > {host_port(self.destination, self.port)} of protocol {self.protocol}"
+
+
+class Connection(NamedTuple):
+    """An entry of conntrack. `called` is the address and port that the first packet had.
+
+    `entry` are the attributes that name it, and none that comes after it, in a deletion.
+    """
+
+    ends: Ends
+    called: Endpoint
+    entry: bytes
+
+
+class DeleteConnection(Change, frozen=True):
+    """Delete exactly this entry."""
+
+    words = "delete the connection {change.connection.ends}"
+
+    connection: Connection
+
+
 class Conntrack(NetlinkClient):
     """The connection tracker of the calling process's network namespace.
 
@@ -134,6 +168,31 @@ class Conntrack(NetlinkClient):
         """
         deletions = [DeleteFlow(flow) for flow in flows]
         return await self.write_each(deletions, lambda deletion: encode_delete(deletion.flow), {errno.ENOENT})
+
+    async def connections(
+        self, family: int, addresses: Collection[str], wanted: Callable[[Ends], bool]
+    ) -> list[Connection]:
+        """Those wanted among the connections of a family that these addresses have begun or answer, some of them twice.
+
+        Connections that belong to another one, as those with the data of FTP do, are left out. Over IPv4 the kernel is
+        asked for a few addresses; for many, and over IPv6 (`encode_dump` says why), for all of the family. A connection
+        that begins or ends meanwhile may be in the result or not. Raises KernelError.
+        """
+        packed = frozenset(map(pack_address, addresses))
+        requests = [encode_listing(family)]
+        if family == socket.AF_INET and 2 * len(packed) <= MOST_FILTERS and kernel_version() >= FILTERING_KERNEL:
+            kinds = CTA_TUPLE_ORIG, CTA_TUPLE_REPLY
+            requests = [encode_listing(family, kind, address) for address in packed for kind in kinds]
+        found: list[Connection] = []
+        for request in requests:
+            found += await self.netlink.request(request, lambda payload: parse_connection(payload, packed, wanted))
+            await asyncio.sleep(0)
+        return found
+
+    async def delete_connections(self, connections: Sequence[Connection]) -> list[Failure[DeleteConnection]]:
+        """The same as `delete`."""
+        deletions = [DeleteConnection(connection) for connection in connections]
+        return await self.write_each(deletions, lambda it: encode_connection_delete(it.connection), {errno.ENOENT})
 
     async def _dump_each(
         self, family: int, filters: Iterable[tuple[bytes, bytes]], wanted: frozenset[PackedEndpoint]
@@ -178,6 +237,27 @@ def encode_dump(family: int, address: bytes = b"", port: bytes = b"") -> bytes:
     wanted = nested(CTA_TUPLE_ORIG, by_address, nested(CTA_TUPLE_PROTO, u8(CTA_PROTO_NUM, UDP), by_port))
     compared = nested(CTA_FILTER, u32(CTA_FILTER_ORIG_FLAGS, flags), u32(CTA_FILTER_REPLY_FLAGS, 0))
     return nfnetlink_message(NFNL_SUBSYS_CTNETLINK, MSG_CT_GET, NLM_F_DUMP, family, wanted, compared)
+
+
+def encode_listing(family: int, kind: int = 0, source: bytes = b"") -> bytes:
+    """The request for the entries of a family: for all, or those with this source in the tuple of this kind.
+
+    The source of CTA_TUPLE_ORIG has begun the connection, that of CTA_TUPLE_REPLY answers.
+    """
+    if not source:
+        return nfnetlink_message(NFNL_SUBSYS_CTNETLINK, MSG_CT_GET, NLM_F_DUMP, family)
+    attribute_of = CTA_IP_V4_SRC if family == socket.AF_INET else CTA_IP_V6_SRC
+    flags = {CTA_TUPLE_ORIG: 0, CTA_TUPLE_REPLY: 0, kind: CTA_FILTER_IP_SRC}
+    of_original = u32(CTA_FILTER_ORIG_FLAGS, flags[CTA_TUPLE_ORIG])
+    compared = nested(CTA_FILTER, of_original, u32(CTA_FILTER_REPLY_FLAGS, flags[CTA_TUPLE_REPLY]))
+    wanted = nested(kind, nested(CTA_TUPLE_IP, attribute(attribute_of, source)))
+    return nfnetlink_message(NFNL_SUBSYS_CTNETLINK, MSG_CT_GET, NLM_F_DUMP, family, wanted, compared)
+
+
+def encode_connection_delete(connection: Connection) -> bytes:
+    """The message that deletes the connection's entry, with the same parts as `encode_delete`."""
+    family = address_family(connection.ends.source)
+    return nfnetlink_message(NFNL_SUBSYS_CTNETLINK, MSG_CT_DELETE, 0, family, connection.entry)
 
 
 def encode_delete(flow: Flow) -> bytes:
@@ -233,10 +313,40 @@ def parse_flow(payload: bytes, destinations: Container[PackedEndpoint]) -> Flow 
     )
 
 
+def parse_connection(payload: bytes, addresses: Container[bytes], wanted: Callable[[Ends], bool]) -> Connection | None:
+    """One answer to `encode_listing`; None if neither end is among the addresses, or nobody wants it."""
+    found = attributes(payload, NFNETLINK_HEADER.size)
+    reply = attributes(found[CTA_TUPLE_REPLY])
+    original = attributes(found[CTA_TUPLE_ORIG])
+    begun = attributes(original[CTA_TUPLE_IP])
+    source, destination = _source(begun), _source(attributes(reply[CTA_TUPLE_IP]))
+    if CTA_TUPLE_MASTER in found or not (source in addresses or destination in addresses):
+        return None
+    ports = attributes(reply[CTA_TUPLE_PROTO])
+    port = _port(ports, CTA_PROTO_SRC_PORT)
+    ends = Ends(ports[CTA_PROTO_NUM][0], unpack_address(source), unpack_address(destination), port)
+    if not wanted(ends):
+        return None
+    zone = found.get(CTA_ZONE) or reply.get(CTA_TUPLE_ZONE)
+    parts = [nested(kind, reply[kind]) for kind in (CTA_TUPLE_IP, CTA_TUPLE_PROTO)]
+    named = nested(CTA_TUPLE_REPLY, *parts) + attribute(CTA_ID, found[CTA_ID])
+    called = unpack_address(_destination(begun)), _port(attributes(original[CTA_TUPLE_PROTO]), CTA_PROTO_DST_PORT)
+    return Connection(ends, called, named + attribute(CTA_ZONE, zone) if zone else named)
+
+
 def _endpoints(addresses: dict[int, bytes], ports: dict[int, bytes]) -> tuple[str, int, str, int]:
-    source = addresses.get(CTA_IP_V4_SRC) or addresses[CTA_IP_V6_SRC]
+    source = _source(addresses)
     source_port, destination_port = to_be16(ports[CTA_PROTO_SRC_PORT]), to_be16(ports[CTA_PROTO_DST_PORT])
     return unpack_address(source), source_port, unpack_address(_destination(addresses)), destination_port
+
+
+def _port(ports: dict[int, bytes], kind: int) -> int:
+    """The port; 0 if the protocol has none."""
+    return to_be16(ports[kind]) if kind in ports else 0
+
+
+def _source(addresses: dict[int, bytes]) -> bytes:
+    return addresses.get(CTA_IP_V4_SRC) or addresses[CTA_IP_V6_SRC]
 
 
 def _destination(addresses: dict[int, bytes]) -> bytes:

@@ -2,9 +2,9 @@
 
 import errno
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
+from kroute.kernel.conntrack import Connection, DeleteConnection, DeleteFlow, Endpoint, Ends, Flow
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.netlink.message import address_family
 from tests.fakes.client import FakeClient
@@ -43,6 +43,31 @@ class FakeConntrack(FakeClient):
                 failures.append(Failure(change, number))
         return failures
 
+    async def connections(
+        self, family: int, addresses: Collection[str], wanted: Callable[[Ends], bool]
+    ) -> list[Connection]:
+        self.check_open()
+        if number := self.kernel.refusal(Operation("list connections", str(family))):
+            raise KernelError("cannot list connections", errno=number)
+        listed = [
+            _connection(protocol, flow)
+            for protocol, flow in self.kernel.flows
+            if address_family(flow.source) == family and not {flow.source, flow.reply_source}.isdisjoint(addresses)
+        ]
+        return [connection for connection in listed if wanted(connection.ends)]
+
+    async def delete_connections(self, connections: Sequence[Connection]) -> list[Failure[DeleteConnection]]:
+        self.check_open()
+        failures = []
+        for change in map(DeleteConnection, connections):
+            present = [entry for entry in self.kernel.flows if _connection(*entry) == change.connection]
+            if number := self.kernel.refusal(change):
+                failures.append(Failure(change, number))
+            elif present:
+                self.kernel.flows.remove(present[0])
+                self.kernel.writes.append(change)
+        return failures
+
     def add_flows(self, *flows: Flow, protocol: int = UDP) -> None:
         """Add flows, as clients open them. An id depends on the original tuple alone, so equal flows have equal ids."""
         for flow in flows:
@@ -62,3 +87,9 @@ class FakeConntrack(FakeClient):
                 self.kernel.flows.remove(entry)
                 return 0
         return errno.ENOENT
+
+
+def _connection(protocol: int, flow: Flow) -> Connection:
+    entry = repr((protocol, *flow[4:])).encode()
+    ends = Ends(protocol, flow.source, flow.reply_source, flow.reply_source_port)
+    return Connection(ends, flow[2:4], entry)

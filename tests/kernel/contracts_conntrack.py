@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from kroute.kernel.conntrack import Flow
+from kroute.kernel.conntrack import MOST_FILTERS, UDP, Ends, Flow
 from tests.kernel.nodes import Node
 
 TCP, SCTP = 6, 132
@@ -23,6 +23,11 @@ async def flows(node: Node, *destinations: tuple[str, int]) -> list[Flow]:
     """Return the IPv4 flows to the destinations, without the kernel's ids."""
     found = await node.conntrack.udp_flows(socket.AF_INET, destinations or [DESTINATIONS[socket.AF_INET]])
     return sorted(flow._replace(id=0) for flow in found)
+
+
+async def connections(node: Node, family: int, *addresses: str) -> set[Ends]:
+    """Return the ends of all connections of these addresses."""
+    return {found.ends for found in await node.conntrack.connections(family, addresses, lambda _: True)}
 
 
 class ConntrackContract:
@@ -89,3 +94,32 @@ class ConntrackContract:
         found = await node.conntrack.udp_flows(socket.AF_INET, [FLOW[2:4]])
         assert await node.conntrack.delete(found) == []
         assert await flows(node) == []
+
+    @pytest.mark.parametrize("protocol", [TCP, UDP, SCTP], ids=["TCP", "UDP", "SCTP"])
+    @pytest.mark.parametrize("family", FLOWS, ids=["IPv4", "IPv6"])
+    async def test_connections_are_listed_by_who_has_begun_them_and_by_who_answers(
+        self, node: Node, family: int, protocol: int
+    ) -> None:
+        flow = FLOWS[family]
+        await node.add_flows(flow, protocol=protocol)
+        ends = Ends(protocol, flow.source, flow.reply_source, flow.reply_source_port)
+        assert await connections(node, family, flow.source) == {ends}
+        assert await connections(node, family, flow.reply_source) == {ends}
+        assert await connections(node, family, flow.destination, flow.reply_destination) == set()
+
+    async def test_connections_of_many_addresses_are_listed(self, node: Node) -> None:
+        others = [f"10.8.0.{number}" for number in range(MOST_FILTERS)]
+        await node.add_flows(FLOW, protocol=TCP)
+        assert len(await connections(node, socket.AF_INET, FLOW.source, *others)) == 1
+        assert await connections(node, socket.AF_INET, *others) == set()
+
+    async def test_a_connection_is_deleted_and_others_stay(self, node: Node) -> None:
+        other = FLOW._replace(source_port=4001, reply_source="10.1.0.2", reply_destination_port=61235)
+        await node.add_flows(FLOW, other, protocol=TCP)
+        await node.add_flows(FLOW)
+        found = await node.conntrack.connections(
+            socket.AF_INET, [FLOW.source], lambda ends: ends[:3] == (TCP, FLOW.source, FLOW.reply_source)
+        )
+        assert await node.conntrack.delete_connections([*found, *found]) == []
+        left = await connections(node, socket.AF_INET, FLOW.source)
+        assert {(one.protocol, one.destination) for one in left} == {(TCP, "10.1.0.2"), (UDP, FLOW.reply_source)}

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.kernel.conntrack import CTA_ID, CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, encode_tuple, parse_flow
+from kroute.kernel.conntrack import CTA_ID, CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, encode_tuple, parse_connection, parse_flow
 from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
 from kroute.kernel.inotify import IN_CREATE, DirectoryChanges
 from kroute.kernel.ipset import (
@@ -170,6 +170,10 @@ PARSERS: dict[str, tuple[Parse, tuple[bytes, ...]]] = {
     "mark": (messages.parse_mark, (MARK, virtual_server(TCP4))),
     "family": (netlink_client._parse_family, (FAMILY,)),
     "flow": (lambda it: parse_flow(it, Everything()), (flow("10.0.0.1", "10.96.0.1"), flow("fd00::1", "fd00::2"))),
+    "connection": (
+        lambda it: parse_connection(it, Everything(), lambda _: True),
+        (flow("10.0.0.1", "10.96.0.1"), flow("fd00::1", "fd00::2")),
+    ),
     "set's name": (parse_name, (SET,)),
     "set": (parse_definition, (SET,)),
     "set's revision": (parse_type, (SET,)),

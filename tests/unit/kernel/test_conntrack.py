@@ -9,12 +9,17 @@ import pytest
 from kroute.kernel.conntrack import (
     CTA_FILTER,
     CTA_FILTER_IP_DST,
+    CTA_FILTER_IP_SRC,
     CTA_FILTER_ORIG_FLAGS,
     CTA_FILTER_PROTO_DST_PORT,
+    CTA_FILTER_REPLY_FLAGS,
     CTA_ID,
     CTA_IP_V4_DST,
+    CTA_IP_V4_SRC,
     CTA_PROTO_DST_PORT,
+    CTA_PROTO_NUM,
     CTA_TUPLE_IP,
+    CTA_TUPLE_MASTER,
     CTA_TUPLE_ORIG,
     CTA_TUPLE_PROTO,
     CTA_TUPLE_REPLY,
@@ -25,11 +30,15 @@ from kroute.kernel.conntrack import (
     UDP,
     Conntrack,
     DeleteFlow,
+    Ends,
     Flow,
+    encode_connection_delete,
     encode_delete,
     encode_dump,
+    encode_listing,
     encode_tuple,
     pack_endpoint,
+    parse_connection,
     parse_flow,
 )
 from kroute.kernel.errors import Failure, KernelError
@@ -118,6 +127,50 @@ def test_a_deletion_names_the_reply_and_the_id_and_no_zone_where_there_is_none(f
 
 def test_a_deletion_names_the_zone_of_an_entry_that_has_one() -> None:
     assert attributes(encode_delete(FLOW._replace(zone=9)), BODY)[CTA_ZONE] == (9).to_bytes(2, "big")
+
+
+@pytest.mark.parametrize("kind", [CTA_TUPLE_ORIG, CTA_TUPLE_REPLY], ids=["begun", "answered"])
+def test_the_kernel_is_asked_for_the_connections_that_an_address_has_begun_or_answers(kind: int) -> None:
+    asked = attributes(encode_listing(socket.AF_INET, kind, pack_address("10.1.0.1")), BODY)
+    assert set(asked) == {kind, CTA_FILTER}
+    assert attributes(attributes(asked[kind])[CTA_TUPLE_IP]) == {CTA_IP_V4_SRC: pack_address("10.1.0.1")}
+    flags = {number: to_u32(value) for number, value in attributes(asked[CTA_FILTER]).items()}
+    kinds = {CTA_TUPLE_ORIG: CTA_FILTER_ORIG_FLAGS, CTA_TUPLE_REPLY: CTA_FILTER_REPLY_FLAGS}
+    assert flags == {number: CTA_FILTER_IP_SRC if one == kind else 0 for one, number in kinds.items()}
+    assert attributes(encode_listing(socket.AF_INET6), BODY) == {}
+
+
+@pytest.mark.parametrize("flow", [FLOW, FLOW6], ids=["IPv4", "IPv6"])
+def test_a_connection_is_named_as_a_flow_is(flow: Flow) -> None:
+    for zone in (0, 9):
+        entry = listed(flow, *([be16(CTA_ZONE, zone)] if zone else []))
+        found = parse_connection(entry, {pack_address(flow.source)}, lambda _: True)
+        assert found is not None
+        assert found.ends == Ends(UDP, flow.source, flow.reply_source, flow.reply_source_port)
+        assert found.called == (flow.destination, flow.destination_port)
+        named = attributes(encode_connection_delete(found), BODY)
+        assert named == attributes(encode_delete(flow._replace(zone=zone)), BODY)
+
+
+def test_connections_of_others_that_belong_to_another_one_or_are_not_wanted_are_left_out() -> None:
+    client, server = {pack_address(FLOW.source)}, {pack_address(FLOW.reply_source)}
+    assert parse_connection(listed(FLOW), server, lambda _: True) is not None
+    assert parse_connection(listed(FLOW), server, lambda _: False) is None
+    assert parse_connection(listed(FLOW), {pack_address(FLOW.destination)}, lambda _: True) is None
+    expected = attribute(CTA_TUPLE_MASTER, b"")
+    assert parse_connection(listed(FLOW, expected), client, lambda _: True) is None
+
+
+def test_a_protocol_without_ports_has_port_0() -> None:
+    """As ping, whose entries have an identifier, a type and a code instead (CTA_PROTO_ICMP_ID and so on)."""
+    addresses = attribute(CTA_IP_V4_SRC, pack_address("10.1.0.1")) + attribute(CTA_IP_V4_DST, pack_address("10.9.0.1"))
+    parts = attribute(CTA_PROTO_NUM, b"\x01"), be16(4, 77), attribute(5, b"\0"), attribute(6, b"\0")
+    reply = attribute(CTA_TUPLE_REPLY, attribute(CTA_TUPLE_IP, addresses) + attribute(CTA_TUPLE_PROTO, b"".join(parts)))
+    found = parse_connection(listed(FLOW, reply=reply), {pack_address("10.1.0.1")}, lambda _: True)
+    assert found is not None
+    assert found.ends == Ends(1, "10.9.0.1", "10.1.0.1", 0)
+    named = attributes(attributes(encode_connection_delete(found), BODY)[CTA_TUPLE_REPLY])
+    assert named[CTA_TUPLE_PROTO] == b"".join(parts)
 
 
 class FilteringNetlink:

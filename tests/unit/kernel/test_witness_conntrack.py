@@ -12,6 +12,7 @@ from pyroute2.netlink import NLM_F_DUMP, NLM_F_REQUEST
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_CTNETLINK
 from pyroute2.netlink.nfnetlink.nfctsocket import (
     FILTER_FLAG_CTA_IP_DST,
+    FILTER_FLAG_CTA_IP_SRC,
     FILTER_FLAG_CTA_PROTO_DST_PORT,
     FILTER_FLAG_CTA_PROTO_NUM,
     IPCTNL_MSG_CT_DELETE,
@@ -19,7 +20,21 @@ from pyroute2.netlink.nfnetlink.nfctsocket import (
     nfct_msg,
 )
 
-from kroute.kernel.conntrack import Endpoint, Flow, encode_delete, encode_dump, pack_endpoint, parse_flow
+from kroute.kernel.conntrack import (
+    CTA_TUPLE_ORIG,
+    CTA_TUPLE_REPLY,
+    Endpoint,
+    Ends,
+    Flow,
+    encode_connection_delete,
+    encode_delete,
+    encode_dump,
+    encode_listing,
+    pack_endpoint,
+    parse_connection,
+    parse_flow,
+)
+from kroute.kernel.netlink.message import pack_address
 from tests.unit.kernel.witness import (
     Reading,
     addresses,
@@ -97,6 +112,32 @@ def test_a_deletion_names_the_reply_the_id_and_the_zone_of_an_entry_that_has_one
     wanted = named | {"CTA_ZONE": flow.zone} if flow.zone else named
     kind = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE
     assert read(nfct_msg, encode_delete(flow)) == Reading(kind, NLM_F_REQUEST, wanted)
+
+
+@witnessed
+@given(flows, st.sampled_from((6, 17, 132)))
+def test_a_connection_is_read_and_its_deletion_names_what_that_of_a_flow_does(flow: Flow, protocol: int) -> None:
+    found = parse_connection(listed(flow, protocol), {pack_address(flow.reply_source)}, lambda _: True)
+    assert found is not None
+    ends = Ends(protocol, flow.source, flow.reply_source, flow.reply_source_port)
+    assert (found.ends, found.called) == (ends, flow[2:4])
+    reply = direction(flow[4:6], flow[6:8], protocol)
+    named = header(family_of(flow.source)) | {"CTA_TUPLE_REPLY": reply, "CTA_ID": flow.id}
+    wanted = named | {"CTA_ZONE": flow.zone} if flow.zone else named
+    kind = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE
+    assert read(nfct_msg, encode_connection_delete(found)) == Reading(kind, NLM_F_REQUEST, wanted)
+
+
+@witnessed
+@given(addresses(socket.AF_INET), st.booleans())
+def test_connections_are_asked_for_by_the_source_of_one_direction(address: str, is_reply: bool) -> None:
+    kind, name = (CTA_TUPLE_REPLY, "CTA_TUPLE_REPLY") if is_reply else (CTA_TUPLE_ORIG, "CTA_TUPLE_ORIG")
+    flags = {"CTA_FILTER_ORIG_FLAGS": 0, "CTA_FILTER_REPLY_FLAGS": 0}
+    flags[f"CTA_FILTER_{name[10:]}_FLAGS"] = FILTER_FLAG_CTA_IP_SRC
+    asked = header(socket.AF_INET) | {name: {"CTA_TUPLE_IP": {"CTA_IP_V4_SRC": address}}, "CTA_FILTER": flags}
+    sort = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET
+    found = read(nfct_msg, encode_listing(socket.AF_INET, kind, pack_address(address)))
+    assert found == Reading(sort, NLM_F_REQUEST | NLM_F_DUMP, asked)
 
 
 @witnessed
