@@ -14,8 +14,8 @@ from kroute.model.plan import AddressSet, SetEntry
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings
 
-if TYPE_CHECKING:
-    from kroute.model.policy_plan import GroupKey, PodGroups, PolicyChange, PortRange  # few nodes have policies
+if TYPE_CHECKING:  # few nodes have policies
+    from kroute.model.policy_plan import Answer, Extra, GroupKey, PodGroups, PolicyChange, PortRange
 
 SetCount: TypeAlias = Callable[[Family, AddressSet], int]
 """How many elements a set has, as far as kroute knows."""
@@ -169,8 +169,15 @@ class PolicyFirewall(Removable, Protocol):
         """Make a change of the plan. After a KernelError `restore` has to find out what was made."""
         ...
 
-    async def restore(self, allowed: AllowedPeers, pods: Mapping[str, PodGroups]) -> list[str]:
-        """Read everything, and write what differs from the plan; returns what was wrong, one sentence each."""
+    async def restore(self, allowed: AllowedPeers, pods: Mapping[str, PodGroups], extra: Extra) -> list[str]:
+        """Read everything, and write what differs from the plan; returns what was wrong, one sentence each.
+
+        `extra` holds from now on, also after a `write`.
+        """
+        ...
+
+    async def change_cut(self, added: Collection[Answer], removed: Collection[Answer]) -> None:
+        """Make this change of `Extra.cut`, which the caller makes in that, too."""
         ...
 
     def group_name(self, key: GroupKey) -> str:

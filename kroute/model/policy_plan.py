@@ -1,16 +1,17 @@
 """What network policies mean on this node: the groups of its pods' addresses, and what these do with packets.
 
-An address that is not in the plan is open. One that is has up to two groups for each direction, which are asked in
-order: one of ClusterNetworkPolicies of the tier Admin; then one of the NetworkPolicies that isolate the pod or, where
-none does, one of ClusterNetworkPolicies of the tier Baseline. A group accepts or drops a packet, or leaves the decision
-to the next one; what the last one leaves is accepted. A packet passes if the groups of its source, for egress, and
+An address that is not in the plan is open, unless its network is closed (`Extra`): then the plan has those of all pods
+of the node. One that is in the plan has up to two groups for each direction, which are asked in order: one of
+ClusterNetworkPolicies of the tier Admin; then one of the NetworkPolicies that isolate the pod or, where none does, one
+of ClusterNetworkPolicies of the tier Baseline. A group accepts or drops a packet, or leaves the decision to the next
+one; what the last one leaves is accepted. A packet passes if the groups of its source, for egress, and
 those of its destination, for ingress, both accept it.
 
 Whatever the groups say, the pod's own node reaches the pod. Whatever NetworkPolicies say, a pod reaches itself. Pods
 that the same policies of a tier select share a group.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import NamedTuple, Self
 
@@ -149,6 +150,28 @@ NO_GROUPS = PodGroups(None, None)
 """Those of an address that no policy selects."""
 
 
+class Answer(NamedTuple):
+    """TCP packets from an address and port to the address of a client."""
+
+    address: str
+    port: int
+    client: str
+
+
+class Extra(NamedTuple):
+    """What is dropped whatever the groups say, if it begins a connection in the eyes of the connection tracker.
+
+    `closed` are networks: what their addresses send and get that are not in the plan, apart from what always passes.
+    `cut` are answers of connections that were cut, which would go on otherwise; None: none is ever cut.
+    """
+
+    closed: Collection[str] = ()
+    cut: Collection[Answer] | None = None
+
+
+NO_EXTRA = Extra()
+
+
 class PortElement(NamedTuple):
     """A network of peers, and ports of one protocol."""
 
@@ -190,9 +213,11 @@ class PolicyChange(msgspec.Struct, frozen=True):
     and the parts of groups that no pod has any more.
 
     The groups of an address are complete once the changes of `groups` are made. All parts of a new group are there,
-    in order. None: no policy selects the address.
+    in order. None: no policy selects the address. `ready` are new pods among those of `pods`, with the Unix time when
+    their network was ready, where that is known.
     """
 
     groups: Mapping[GroupKey, GroupChange]
     pods: Mapping[str, PodGroups | None]
     gone: tuple[GroupKey, ...] = ()
+    ready: Mapping[ObjectKey, float] = msgspec.field(default_factory=dict)

@@ -21,7 +21,7 @@ from kroute.kernel.iptables.xtables import Xtables
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import AddElements, DeleteElements, NftChange, Table
 from kroute.model.addresses import Family
-from kroute.model.policy_plan import Direction, PolicyChange
+from kroute.model.policy_plan import NO_EXTRA, Answer, Direction, Extra, PolicyChange
 from kroute.reconcile.cleanup_report import CleanupReport
 from tests.kernel.nodes import RealNode, run
 from tests.unit.planning.policies.cluster import (
@@ -107,11 +107,11 @@ class OnNftables:
     def made(self) -> PolicyTables:
         return PolicyTables(self._nftables, self._log_group)
 
-    async def restore(self, cluster: Cluster) -> list[str]:
+    async def restore(self, cluster: Cluster, extra: Extra = NO_EXTRA) -> list[str]:
         """Restore as after a restart; nothing is written where nothing is wrong."""
         async with Nftables() as other:
             before = await other.foreign_generation()
-            wrong = await self.made().restore(cluster.catalog.groups(), cluster.catalog.pods)
+            wrong = await self.made().restore(cluster.catalog.groups(), cluster.catalog.pods, extra)
             assert (await other.foreign_generation() == before) == (not wrong)
         return wrong
 
@@ -167,11 +167,11 @@ class OnIptables:
         xtables = {variant: Xtables(variant) for variant in VARIANTS}
         return PolicyChains(ipset or self._ipset, xtables, self._log_group)
 
-    async def restore(self, cluster: Cluster) -> list[str]:
+    async def restore(self, cluster: Cluster, extra: Extra = NO_EXTRA) -> list[str]:
         """Restore as after a restart; nothing is written where nothing is wrong."""
         async with SetRecorder() as recorder:
             again = self.made(recorder)
-            wrong = await again.restore(cluster.catalog.groups(), cluster.catalog.pods)
+            wrong = await again.restore(cluster.catalog.groups(), cluster.catalog.pods, extra)
             assert bool(recorder.changes) <= bool(wrong)
             assert await again.is_untouched()
         return wrong
@@ -241,6 +241,45 @@ async def test_rules_that_log_come_and_go_with_the_setting(node: RealNode, kind:
     for on in (kind(node), kind(node, 10247), kind(node)):
         assert await on.restore(cluster)
         await is_right(cluster, on)
+
+
+@each_kind
+async def test_networks_are_closed_around_the_pods_that_are_known_and_opened_again(
+    node: RealNode, kind: type[OnNftables | OnIptables]
+) -> None:
+    cluster, on, extra = Cluster(SHOP, all_pods=True), kind(node), Extra(("10.244.1.0/24", "fd00:244:1::/64"))
+    tables = on.made()
+    await tables.restore(cluster.catalog.groups(), cluster.catalog.pods, extra)
+    assert await on.restore(cluster, extra) == []
+    for items in ((WEB,), (DENY,), (pod("db", "10.244.1.6", "fd00:244:1::6", app="db"),)):
+        await write(tables, cluster.after(*items))
+        assert await on.restore(cluster, extra) == []
+    opened = cluster.fresh()
+    assert await on.restore(opened) != []
+    await is_right(opened, on)
+    assert await on.restore(cluster, extra) != []
+    assert await on.restore(cluster, extra) == []
+
+
+@each_kind
+async def test_answers_are_dropped_until_they_are_not_any_more(
+    node: RealNode, kind: type[OnNftables | OnIptables]
+) -> None:
+    first, second = Answer("10.244.1.5", 8080, "10.244.2.7"), Answer("fd00:244:1::5", 8080, "fd00:244:2::7")
+    cluster, on, cut = Cluster(SHOP, WEB, DENY), kind(node), dict.fromkeys([first])
+    tables = on.made()
+    await tables.restore(cluster.catalog.groups(), cluster.catalog.pods, Extra(cut=cut))
+    assert await on.restore(cluster, Extra(cut=cut)) == []
+    await tables.change_cut([second], [first])
+    assert await on.restore(cluster, Extra(cut=[second])) == []
+    assert await on.restore(cluster) != []
+    await is_right(cluster, on)
+    cluster.delete(DENY)
+    cluster.plan()
+    tables = on.made()
+    await tables.restore([], {}, Extra(cut=[second]))
+    await write(tables, cluster.after(DENY))
+    assert await on.restore(cluster, Extra(cut=[second])) == []
 
 
 @each_kind

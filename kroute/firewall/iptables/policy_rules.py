@@ -15,6 +15,11 @@ tier Admin, which go on to the second, NEXT, with what they do not decide; the s
 pod's address is not in the set by which a pod reaches itself, but in one for each direction that NEXT asks, if
 NetworkPolicies isolate it there.
 
+Where pods that are not known are closed, the set KNOWN has the addresses of all pods that are. Packets from and to
+other addresses of the node's pod networks are dropped, also before IPVS takes them, since no Service has them either.
+Where connections are cut, a rule drops what their answering ends go on sending: conntrack would take it for a new
+connection.
+
 A rule's text is what iptables-save prints after `-A CHAIN`.
 """
 
@@ -34,11 +39,14 @@ from kroute.kernel.ipset import Element, SetDefinition
 from kroute.kernel.iptables.rule import comment
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.model.addresses import Family, family_of
+from kroute.model.plan import Protocol
 from kroute.model.policy_plan import (
     ANY,
     LAST_PORT,
+    NO_EXTRA,
     Action,
     Direction,
+    Extra,
     GroupKey,
     Part,
     PodGroups,
@@ -58,6 +66,8 @@ HASH_SIZE = 64
 
 _PREFIXES = {Family.IPV4: POLICIES, Family.IPV6: f"{POLICIES}6-"}
 _PODS = f"{POLICIES}PODS"
+_CLOSED = f"{POLICIES}CLOSED"
+"""The chain that drops packets of pods that are not known."""
 _LED = {direction: f"{POLICIES}{direction.upper()}" for direction in Direction}
 """The chains with a rule for each group."""
 _NEXT = {direction: f"{chain}-NEXT" for direction, chain in _LED.items()}
@@ -76,7 +86,9 @@ _BEGINS = "-m conntrack ! --ctstate RELATED,ESTABLISHED"
 _FROM_NODE = "-m addrtype --src-type LOCAL"
 _NOT_FROM_NODE = "-m addrtype ! --src-type LOCAL"
 _UNTRACKED = "-m conntrack --ctstate UNTRACKED"
+_NO_SYN = "-p tcp -m tcp --tcp-flags SYN NONE"
 _WHY = comment("kroute: network policies")
+_OF_CUT = comment("the answer of a connection that was cut")
 
 _HALVES = {"0.0.0.0/0": ("0.0.0.0/1", "128.0.0.0/1"), "::/0": ("::/1", "8000::/1")}
 """A set has no network of every address."""
@@ -103,7 +115,8 @@ class Group(NamedTuple):
 class PolicySet(NamedTuple):
     """A set. Of a group's sets `ports` are those of all its networks, one of pods or of single ports has none. `part`
     is the number of the part of the group. Most `stays`: without an element the set is there, too, so that the first
-    one needs no rule to be written.
+    one needs no rule to be written. Those of a higher `step` are filled later, and emptied earlier: a closed address
+    opens when its pod is isolated.
     """
 
     name: str
@@ -113,6 +126,7 @@ class PolicySet(NamedTuple):
     ports: PortRange | None = None
     part: int = 0
     stays: bool = True
+    step: int = 0
 
     @property
     def definition(self) -> SetDefinition:
@@ -152,9 +166,35 @@ def next_own(family: Family, direction: Direction) -> PolicySet:
     return PolicySet(f"{_PREFIXES[family]}OWN-{direction.upper()}", "hash:net,net", family, stays=False)
 
 
-def shared_sets(family: Family) -> list[PolicySet]:
-    """The sets of pods that are always there."""
-    return [own(family), *(isolated(family, direction) for direction in Direction)]
+@lru_cache(2)
+def known(family: Family) -> PolicySet:
+    """The set of the addresses in the plan, all others of `closed_networks` are closed."""
+    return PolicySet(f"{_PREFIXES[family]}KNOWN", "hash:ip", family, step=1)
+
+
+@lru_cache(2)
+def closed_networks(family: Family) -> PolicySet:
+    return PolicySet(f"{_PREFIXES[family]}CLOSED", "hash:net", family, step=2)
+
+
+@lru_cache(2)
+def cut(family: Family) -> PolicySet:
+    """The set of the answers of connections that were cut: where they come from, and the client."""
+    return PolicySet(f"{_PREFIXES[family]}CUT", "hash:ip,port,ip", family)
+
+
+def shared_sets(family: Family, extra: Extra = NO_EXTRA) -> list[PolicySet]:
+    """The sets of no group that are always there."""
+    of_closed = [known(family), closed_networks(family)] if extra.closed else []
+    of_cut = [cut(family)] if extra.cut is not None else []
+    return [own(family), *(isolated(family, direction) for direction in Direction), *of_closed, *of_cut]
+
+
+def extra_elements(extra: Extra) -> Iterator[tuple[PolicySet, Element]]:
+    """The elements of the sets of closed networks, and of those of answers."""
+    yield from ((closed_networks(family_of(network)), (network,)) for network in extra.closed)
+    for one in extra.cut or ():
+        yield cut(family_of(one.address)), (one.address, int(Protocol.TCP), one.port, one.client)
 
 
 @lru_cache(1024)
@@ -193,13 +233,17 @@ def placed(group: Group, part: int, element: PortElement) -> tuple[PolicySet, li
     return ports_of(group, family, part), [(one, int(protocol), first) for one in networks]
 
 
-def pod_elements(address: str, groups: PodGroups | None) -> Iterator[tuple[PolicySet, Element]]:
-    """The elements for the address of a pod with these groups; none for one that no policy selects."""
+def pod_elements(
+    address: str, groups: PodGroups | None, extra: Extra = NO_EXTRA
+) -> Iterator[tuple[PolicySet, Element]]:
+    """The elements for the address of a pod with these groups; none for one that is not in the plan."""
     if groups is None:
         return
     family = family_of(address)
     alone = f"{address}/{128 if family is Family.IPV6 else 32}"
-    if not groups.is_of_cluster:
+    if extra.closed:
+        yield known(family), (address,)
+    if any(groups) and not groups.is_of_cluster:
         yield own(family), (alone, alone)
     for direction in Direction:
         for key in groups.of(direction):
@@ -229,7 +273,8 @@ def table_rules(family: Family, sets: Collection[PolicySet], log_group: int | No
         for direction in Direction
         if with_next
     }
-    chains: dict[str, Sequence[str]] = {_PODS: _pod_rules(family)}
+    closes, cuts = (one in sets for one in (closed_networks(family), cut(family)))
+    chains: dict[str, Sequence[str]] = {_PODS: _pod_rules(family, closes=closes, cuts=cuts)}
     for direction in Direction:
         of_direction = {group: of_group for group, of_group in groups.items() if group.direction is direction}
         chains |= _group_chains(
@@ -243,6 +288,11 @@ def table_rules(family: Family, sets: Collection[PolicySet], log_group: int | No
         ("FORWARD", f"{_BEGINS} {ingress}{_FROM_NODE} {_WHY} -j {_LED[Direction.INGRESS]}"),
         ("POSTROUTING", f"{_BEGINS} {_WHY} -j {_PODS}"),
     ]
+    if closes:
+        chains[_CLOSED] = [*_neighbours(family), f"{comment('of a pod that is not known yet')} -j DROP"]
+        source, destination = (f"{_BEGINS} {_unknown(family, end)}" for end in (End.SOURCE, End.DESTINATION))
+        jumps.append(("INPUT", f"{source} {_NOT_FROM_NODE} {_WHY} -j {_CLOSED}"))
+        jumps.append(("FORWARD", f"{destination} {_FROM_NODE} {_WHY} -j {_CLOSED}"))
     found = {MANGLE: TableRules(MANGLE, chains, jumps, prefix=POLICIES)}
     of_egress = {group: of_group for group, of_group in groups.items() if group.direction is Direction.EGRESS}
     if of_egress:
@@ -252,16 +302,30 @@ def table_rules(family: Family, sets: Collection[PolicySet], log_group: int | No
     return found
 
 
-def _pod_rules(family: Family) -> list[str]:
+def _pod_rules(family: Family, *, closes: bool, cuts: bool) -> list[str]:
     """What POSTROUTING asks about packets that begin connections."""
-    neighbours = f"-p ipv6-icmp {_UNTRACKED} {comment('neighbours and multicast listeners')} -j RETURN"
+    ends = (End.SOURCE, End.DESTINATION) if closes else ()
+    answer = f"{_NO_SYN} {_in(cut(family), End.SOURCE, End.SOURCE, End.DESTINATION)} {_OF_CUT} -j DROP"
     ingress, egress = (_in(isolated(family, it), _POD[it]) for it in Direction)
     return [
-        *([neighbours] if family is Family.IPV6 else []),
+        *_neighbours(family),
+        *([answer] if cuts else []),
         f"{_in(own(family), End.SOURCE, End.DESTINATION)} {comment('a pod reaches itself')} -j RETURN",
         f"{egress} {comment('from an isolated pod')} -j {_LED[Direction.EGRESS]}",
+        *(f"{_unknown(family, end)} {_NOT_FROM_NODE} {_WHY} -j {_CLOSED}" for end in ends),
         f"{ingress} {_NOT_FROM_NODE} {comment('to an isolated pod, not from its node')} -j {_LED[Direction.INGRESS]}",
     ]
+
+
+def _neighbours(family: Family) -> list[str]:
+    """What a bridge shows of neighbours in IPv6, which conntrack does not track."""
+    rule = f"-p ipv6-icmp {_UNTRACKED} {comment('neighbours and multicast listeners')} -j RETURN"
+    return [rule] if family is Family.IPV6 else []
+
+
+def _unknown(family: Family, end: End) -> str:
+    """The match for packets with an address of a closed network that is of no known pod."""
+    return f"{_in(closed_networks(family), end)} -m set ! --match-set {known(family).name} {end}"
 
 
 def _group_chains(

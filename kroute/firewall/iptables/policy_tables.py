@@ -10,7 +10,8 @@ after it has left: a packet that both the old and the new policies refuse never 
 A group of ClusterNetworkPolicies also refuses by elements. So with each change of one, what it refuses anew enters its
 sets at first, and what it refused leaves them last; in between, it accepts only what it accepted and will accept.
 
-The sets of both families exist while a pod of this node is isolated; rules only in the families of isolated pods.
+The sets of both families exist while a pod of this node is in the plan or a network is closed; rules only in the
+families of these.
 """
 
 import errno
@@ -27,6 +28,7 @@ from kroute.firewall.iptables.policy_rules import (
     TABLES,
     Group,
     PolicySet,
+    extra_elements,
     placed,
     pod_elements,
     shared_sets,
@@ -42,7 +44,7 @@ from kroute.kernel.ipset import AddEntry, DeleteEntry, Element, SetChange
 from kroute.kernel.iptables.tools import Variant
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.model.addresses import Family, family_of
-from kroute.model.policy_plan import GroupKey, PodGroups, PolicyChange, PortElement, Tier
+from kroute.model.policy_plan import NO_EXTRA, Answer, Extra, GroupKey, PodGroups, PolicyChange, PortElement, Tier
 from kroute.reconcile.cleanup_report import CleanupReport
 
 log = structlog.get_logger(__name__)
@@ -91,6 +93,7 @@ class PolicyChains:
         self._clients = {family: xtables[Variant(family.number, "legacy")] for family in Family}
         self._pods: dict[str, PodGroups] = {}
         """The groups to which the kernel leads the addresses of pods."""
+        self._extra = NO_EXTRA
         self._sizes: dict[PolicySet, int] = {}
         """The sets that exist, with the number of their elements."""
         self._rules: dict[tuple[Family, str], TableRules] = {}
@@ -100,31 +103,35 @@ class PolicyChains:
 
     async def write(self, change: PolicyChange) -> None:
         self._is_right = False
-        difference = Difference(needed={one for family in Family for one in shared_sets(family)})
+        difference = Difference(needed={*self._shared_sets()})
+        for one, element in extra_elements(self._extra):
+            if one not in self._sizes:
+                difference.added[one].add(element)
         for key, of_group in change.groups.items():
             if of_group.is_new:
                 difference.needed.update(standing_sets(key))
             _put(difference.added, key, of_group.added)
             _put(difference.removed, key, of_group.removed)
         for address, groups in change.pods.items():
-            before, after = (set(pod_elements(address, one)) for one in (self._pods.pop(address, None), groups))
+            both = self._pods.pop(address, None), groups
+            before, after = (set(pod_elements(address, one, self._extra)) for one in both)
             for elements, led in ((difference.removed, before - after), (difference.added, after - before)):
                 for one, element in led:
                     elements[one].add(element)
             if groups is not None:
                 self._pods[address] = groups
-        if self._pods:
+        if self._pods or self._extra.closed:
             await self._make(difference, {Group.of(key) for key in change.gone})
         else:
             await self._remove_all()
         self._is_right = True
 
-    async def restore(self, allowed: AllowedPeers, pods: Mapping[str, PodGroups]) -> list[str]:
+    async def restore(self, allowed: AllowedPeers, pods: Mapping[str, PodGroups], extra: Extra = NO_EXTRA) -> list[str]:
         self._is_right = False
-        self._pods, self._sizes, self._rules = dict(pods), {}, {}
+        self._pods, self._extra, self._sizes, self._rules = dict(pods), extra, {}, {}
         present = await self._present()
         drift: list[str] = []
-        if pods:
+        if pods or extra.closed:
             difference, drift = await self._compare(allowed, pods, present)
             drift += await self._make(difference)
             for name in sorted(present - {one.name for one in self._sizes}):
@@ -134,6 +141,18 @@ class PolicyChains:
             drift = [f"no pod is isolated: {what}" for what in await self._remove_all()]
         self._is_right = True
         return drift
+
+    async def change_cut(self, added: Collection[Answer], removed: Collection[Answer]) -> None:
+        difference = Difference()
+        for elements, answers in ((difference.added, added), (difference.removed, removed)):
+            for one, element in extra_elements(Extra(cut=answers)):
+                elements[one].add(element)
+        if self._sizes.keys() >= {*difference.added, *difference.removed}:  # else there is no isolated pod
+            self._sizes = difference.sizes(self._sizes, ())
+            refused = await self._change(AddEntry, difference.added, lambda _: True)
+            refused += await self._change(DeleteEntry, difference.removed, lambda _: True)
+            for failure in refused:
+                raise KernelError(f"{failure}; trying again", errno=failure.errno)
 
     def group_name(self, key: GroupKey) -> str:
         return Group.of(key).chain
@@ -168,6 +187,9 @@ class PolicyChains:
                 await remove_rules(self._clients[family], key, POLICIES, report)
         await destroy_sets(self._ipset, POLICIES, report)
 
+    def _shared_sets(self) -> list[PolicySet]:
+        return [one for family in Family for one in shared_sets(family, self._extra)]
+
     async def _present(self) -> set[str]:
         """The names of the sets of any run."""
         return {name for name in await self._ipset.names() if name.startswith(POLICIES)}
@@ -188,8 +210,10 @@ class PolicyChains:
         difference, drift = Difference(), [] if present else ["the sets of network policies were missing"]
         led = _elements()
         for address, groups in pods.items():
-            for one, element in pod_elements(address, groups):
+            for one, element in pod_elements(address, groups, self._extra):
                 led[one].add(element)
+        for one, element in extra_elements(self._extra):
+            led[one].add(element)
 
         async def compare(wanted: Mapping[PolicySet, set[Element]]) -> None:
             for one, elements in wanted.items():
@@ -205,7 +229,7 @@ class PolicyChains:
                     difference.added[one] = missing
                     drift.append(f"set {one.name} lacked {len(missing)} elements")
 
-        shared = {one: led[one] for family in Family for one in shared_sets(family)}
+        shared = {one: led[one] for one in self._shared_sets()}
         await compare(shared | {one: elements for one, elements in led.items() if one.group is None})
         for key, peers in allowed:
             wanted = _elements()
@@ -246,7 +270,7 @@ class PolicyChains:
         )
         refused += await self._change(AddEntry, added, lambda one: one.is_accepting and one.group not in open_last)
         refused += await self._change(AddEntry, added, lambda one: one.is_of_pods)
-        families, drift = {family_of(address) for address in self._pods}, []
+        families, drift = {family_of(one) for one in (*self._pods, *self._extra.closed)}, []
         if before.keys() != self._sizes.keys() or families != {family for family, _ in self._rules}:
             drift = await self._write_rules_as_possible(families)
         refused += await self._change(AddEntry, added, lambda one: one.group is None)
@@ -305,10 +329,10 @@ class PolicyChains:
     ) -> list[Failure[SetChange]]:
         """Add or delete the elements of the sets that are meant; returns those that are refused."""
         changes: list[SetChange] = []
-        for one, of_set in elements.items():
-            if of_set and is_meant(one):
+        for one in sorted(elements, key=lambda one: one.step, reverse=kind is DeleteEntry):
+            if elements[one] and is_meant(one):
                 self._looks[one].wrote()
-                changes += [kind(one.name, element) for element in of_set]
+                changes += [kind(one.name, element) for element in elements[one]]
         return await self._ipset.write(changes)
 
 

@@ -16,6 +16,10 @@ whose chain goes to `ingress-next` or `egress-next` with what it does not decide
 group of NetworkPolicies or of the tier Baseline. Since ClusterNetworkPolicies judge also what comes back to the pod
 itself, addresses that have such a group are not in `own`, but in a set for each direction that only the next chains
 ask, if a group of NetworkPolicies is next.
+
+Where pods that are not known are closed, more rules drop packets from and to addresses of the node's pod networks that
+are not in `known`. An address of the node itself may be among these. Where connections are cut, another rule drops what
+their answering ends go on sending: conntrack would take it for a new connection.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +28,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.firewall.nftables.statements import ADDRESSES, AT
+from kroute.firewall.nftables.statements import ADDRESSES, AT, without_syn
 from kroute.firewall.protocol import LOGGED_A_SECOND, LOGGED_AT_ONCE
 from kroute.firewall.sets import End
 from kroute.kernel.nftables.expressions import (
@@ -39,6 +43,7 @@ from kroute.kernel.nftables.expressions import (
     compare,
     counter,
     ct,
+    fib_type_of_destination,
     fib_type_of_source,
     limit,
     log,
@@ -52,9 +57,9 @@ from kroute.kernel.nftables.expressions import (
 )
 from kroute.kernel.nftables.messages import LONGEST_COMMENT
 from kroute.kernel.nftables.objects import Chain, Element, NftRule, NftSet
-from kroute.model.addresses import Family
+from kroute.model.addresses import Family, family_of
 from kroute.model.plan import Protocol
-from kroute.model.policy_plan import Action, Direction, GroupKey, Part, PodGroups, Tier
+from kroute.model.policy_plan import NO_EXTRA, Action, Direction, Extra, GroupKey, Part, PodGroups, Tier
 
 PREROUTING = Chain("prerouting", "filter", "prerouting", 0)
 POSTROUTING, INPUT = Chain("postrouting", "filter", "postrouting", 90), Chain("input", "filter", "input", 110)
@@ -67,18 +72,25 @@ NEXT_MAPS = {direction: NftSet(chain.name, ("ip", "jump")) for direction, chain 
 """From the address of a pod that has a group of ClusterNetworkPolicies to the chain of what comes after Admin."""
 GOES_ON = "a connection that was allowed goes on"
 LOGGED = "logged before it is dropped"
+OF_CUT = "the answer of a connection that was cut"
+FROM_UNKNOWN, TO_UNKNOWN = "from a pod that is not known yet", "to a pod that is not known yet"
 OWN = NftSet("own", ("ip", "ip"))
 """The address of each pod that only NetworkPolicies isolate, twice: a pod reaches itself."""
 NEXT_OWN = {direction: NftSet(f"{direction.lower()}-own", ("ip", "ip")) for direction in Direction}
 """The same of those that ClusterNetworkPolicies select too, if NetworkPolicies isolate them in the direction."""
 BASE_SETS = *MAPS.values(), OWN
 NEXT_SETS = *NEXT_MAPS.values(), *NEXT_OWN.values()
+CLOSED, KNOWN = NftSet("pod-networks", ("net",)), NftSet("known", ("ip",))
+"""The networks of which only the known addresses are open, and these."""
+CUT = NftSet("cut", ("ip", "port", "ip"))
+"""The answers of connections that were cut: where they come from, and the client."""
 
 _PEER = {Direction.INGRESS: End.SOURCE, Direction.EGRESS: End.DESTINATION}
 _ICMPV6 = b"\x3a"
 _NEIGHBOURS = b"\x82", b"\x89"
 """The types of ICMPv6 from 130 to 137: MLD, routers and neighbours. MLD's 143 never has the address of a pod."""
-_ACCEPT, _RETURN = verdict(VerdictCode.ACCEPT), verdict(VerdictCode.RETURN)
+_ACCEPT, _RETURN, _DROP = map(verdict, (VerdictCode.ACCEPT, VerdictCode.RETURN, VerdictCode.DROP))
+_LOCAL, _NOT_LOCAL = (compare(AT, number(RouteType.LOCAL), equal=equal) for equal in (True, False))
 _Rule = tuple[tuple[bytes, ...], str]
 """Its expressions, and its comment."""
 
@@ -148,30 +160,67 @@ class GroupSets(NamedTuple):
         return self.ranges, (network, int(protocol), first, last)
 
 
-def base_chains(family: Family) -> dict[Chain, list[NftRule]]:
+def base_sets(extra: Extra) -> list[NftSet]:
+    """The sets that belong to no group."""
+    return [*BASE_SETS, *([CLOSED, KNOWN] if extra.closed else []), *([CUT] if extra.cut is not None else [])]
+
+
+def base_chains(family: Family, extra: Extra = NO_EXTRA) -> dict[Chain, list[NftRule]]:
     """The base chains with their rules."""
     addresses = ADDRESSES[family]
     source, destination = addresses.load(AT, End.SOURCE), addresses.load(AT, End.DESTINATION)
     states = number(CtState.ESTABLISHED | CtState.RELATED)
     known = ct(AT, Ct.STATE), bitwise(AT, states, bytes(4)), compare(AT, bytes(4), equal=False), _ACCEPT
     both = source, addresses.load(register(addresses.length), End.DESTINATION), lookup(OWN.name, AT), _ACCEPT
-    of_node = fib_type_of_source(AT), compare(AT, number(RouteType.LOCAL))
+    of_node = fib_type_of_source(AT), _LOCAL
     egress = source, lookup_verdict(MAPS[Direction.EGRESS].name, AT)
     ingress = destination, lookup_verdict(MAPS[Direction.INGRESS].name, AT)
     begin = [(known, GOES_ON), *_neighbours(family)]
     forged = *of_node, *ingress
+    closing = _closing(family) if extra.closed else {chain: [] for chain in BASE_CHAINS}
+    cut = [(_answer(family), OF_CUT)] if extra.cut is not None else []
     return {
-        PREROUTING: _rules(PREROUTING, (known, GOES_ON), (forged, "arrived with an address of this node")),
+        PREROUTING: _rules(
+            PREROUTING, (known, GOES_ON), *closing[PREROUTING], (forged, "arrived with an address of this node")
+        ),
         POSTROUTING: _rules(
             POSTROUTING,
             *begin,
+            *cut,
             (both, "a pod reaches itself"),
             (egress, "from an isolated pod"),
             ((*of_node, _ACCEPT), "the node reaches its pods"),
+            *closing[POSTROUTING],
             (ingress, "to an isolated pod"),
         ),
-        INPUT: _rules(INPUT, *begin, (egress, "from an isolated pod")),
+        INPUT: _rules(INPUT, *begin, *closing[INPUT], (egress, "from an isolated pod")),
     }
+
+
+def _closing(family: Family) -> dict[Chain, list[_Rule]]:
+    """What drops packets from and to addresses of CLOSED that are not in KNOWN, unless they are the node's own."""
+    source, destination = (
+        (ADDRESSES[family].load(AT, end), lookup(CLOSED.name, AT), lookup(KNOWN.name, AT, inverted=True))
+        for end in (End.SOURCE, End.DESTINATION)
+    )
+    to_others = fib_type_of_source(AT), _LOCAL, fib_type_of_destination(AT), _NOT_LOCAL, *destination
+    return {
+        PREROUTING: [((*to_others, counter(), _DROP), TO_UNKNOWN)],
+        POSTROUTING: [
+            ((*source, counter(), _DROP), FROM_UNKNOWN),
+            ((*destination, counter(), _DROP), TO_UNKNOWN),
+        ],
+        INPUT: [((fib_type_of_source(AT), _NOT_LOCAL, *source, counter(), _DROP), FROM_UNKNOWN)],
+    }
+
+
+def _answer(family: Family) -> tuple[bytes, ...]:
+    """What drops a TCP packet that is in CUT, and no SYN."""
+    addresses = ADDRESSES[family]
+    protocol, port, client = (register(addresses.length + offset) for offset in (0, 4, 8))
+    source = addresses.load(AT, End.SOURCE), meta(protocol, Meta.L4PROTO), payload(port, Header.TRANSPORT, 0, 2)
+    key = *source, addresses.load(client, End.DESTINATION)
+    return *without_syn().expressions, *key, lookup(CUT.name, AT), counter(), _DROP
 
 
 def next_chains(family: Family) -> dict[Chain, list[NftRule]]:
@@ -231,15 +280,25 @@ def _dropping(group: Group, log_group: int | None, *matches: bytes) -> Iterator[
     """The rules that drop what matches, after they have logged some of it."""
     if log_group is not None:
         yield (*matches, limit(LOGGED_A_SECOND, LOGGED_AT_ONCE), log(log_group, group.chain)), LOGGED
-    yield (*matches, counter(), verdict(VerdictCode.DROP)), group.comment
+    yield (*matches, counter(), _DROP), group.comment
 
 
-def pod_elements(address: str, groups: PodGroups | None) -> Iterator[tuple[NftSet, Element]]:
-    """The elements for the address of a pod with these groups, one of a set; none for one that no policy selects."""
+def extra_elements(family: Family, extra: Extra) -> Iterator[tuple[NftSet, Element]]:
+    """The elements of CLOSED and CUT."""
+    yield from ((CLOSED, (network,)) for network in extra.closed if family_of(network) is family)
+    for address, port, client in extra.cut or ():
+        if family_of(address) is family:
+            yield CUT, (address, int(Protocol.TCP), port, client)
+
+
+def pod_elements(address: str, groups: PodGroups | None, extra: Extra = NO_EXTRA) -> Iterator[tuple[NftSet, Element]]:
+    """The elements for the address of a pod with these groups, one of a set; none for one that is not in the plan."""
     if groups is None:
         return
+    if extra.closed:
+        yield KNOWN, (address,)
     own, with_next = (address, address), groups.is_of_cluster
-    if not with_next:
+    if any(groups) and not with_next:
         yield OWN, own
     for direction in Direction:
         keys = groups.of(direction)

@@ -1,9 +1,9 @@
 """Implements `kroute.firewall.protocol.PolicyFirewall` with nf_tables: writes what differs from the plan.
 
-A table exists in both families while a pod of this node is isolated, unless the kernel lacks the family. A change is
-written in up to three steps. At first what is missing of chains and sets is made, with their rules, and the sets of new
-groups are filled: no packet is led there yet. Then one transaction changes all other elements, leads the pods to their
-groups, and deletes the groups that no pod has.
+A table exists in both families while a pod of this node is in the plan, or a network is closed, unless the kernel lacks
+the family. A change is written in up to three steps. At first what is missing of chains and sets is made, with their
+rules, and the sets of new groups are filled: no packet is led there yet. Then one transaction changes all other
+elements, leads the pods to their groups, and deletes the groups that no pod has.
 """
 
 import errno
@@ -17,12 +17,15 @@ from kroute.firewall.nftables.names import POLICY_TABLES, listed
 from kroute.firewall.nftables.policy_rules import (
     BASE_CHAINS,
     BASE_SETS,
+    CUT,
     LOGGED,
     NEXT,
     NEXT_SETS,
     Group,
     GroupSets,
     base_chains,
+    base_sets,
+    extra_elements,
     group_rules,
     next_chains,
     pod_elements,
@@ -54,7 +57,7 @@ from kroute.kernel.nftables.objects import (
     TableState,
 )
 from kroute.model.addresses import Family, family_of
-from kroute.model.policy_plan import GroupChange, GroupKey, PodGroups, PolicyChange
+from kroute.model.policy_plan import NO_EXTRA, Answer, Extra, GroupChange, GroupKey, PodGroups, PolicyChange
 from kroute.reconcile.cleanup_report import CleanupReport
 
 log = structlog.get_logger(__name__)
@@ -92,23 +95,25 @@ class PolicyTables:
         """The families whose tables exist, as far as is known."""
         self._pods: dict[str, PodGroups] = {}
         """The groups to which the kernel leads the addresses of pods."""
+        self._extra = NO_EXTRA
         self._watch = TableWatch(nftables, POLICY_TABLES.values())
 
     async def write(self, change: PolicyChange) -> None:
         pods = {**self._pods, **change.pods}
         isolated = {address: groups for address, groups in pods.items() if groups is not None}
-        if isolated:
+        if isolated or self._extra.closed:
             for family, difference in self._differences(change, _with_next(isolated)).items():
                 await self._write(family, difference)
         else:
             await self._delete(self._present)
         self._pods = isolated
 
-    async def restore(self, allowed: AllowedPeers, pods: Mapping[str, PodGroups]) -> list[str]:
+    async def restore(self, allowed: AllowedPeers, pods: Mapping[str, PodGroups], extra: Extra = NO_EXTRA) -> list[str]:
+        self._extra = extra
         since = await self._watch.begin()
         self._present = set(await listed(self._nftables, POLICY_TABLES))
         drift: list[str] = []
-        if pods:
+        if pods or extra.closed:
             for family, difference in (await self._compare(allowed, pods)).items():
                 await self._write(family, difference)
                 drift += [f"table {POLICY_TABLES[family]}: {what}" for what in difference.drift]
@@ -118,6 +123,13 @@ class PolicyTables:
         self._pods = dict(pods)
         self._watch.found_right(since)
         return drift
+
+    async def change_cut(self, added: Collection[Answer], removed: Collection[Answer]) -> None:
+        for family in sorted(self._present):
+            more, fewer = ([it for _, it in extra_elements(family, Extra(cut=answers))] for answers in (added, removed))
+            changes = [*_element_changes(AddElements, {CUT: more}), *_element_changes(DeleteElements, {CUT: fewer})]
+            for failure in await self._nftables.write(POLICY_TABLES[family], changes) if changes else ():
+                raise KernelError(f"table {POLICY_TABLES[family]}: {failure}; trying again", errno=failure.errno)
 
     def group_name(self, key: GroupKey) -> str:
         return Group.of(key).chain
@@ -149,14 +161,16 @@ class PolicyTables:
         for family, difference in found.items():
             is_new = family not in self._present
             if is_new:
-                _make_base(family, difference)
+                _make_base(family, difference, self._extra)
+                _put(difference.added, *extra_elements(family, self._extra))
             if with_next and (is_new or not had_next):
                 _make(difference, NEXT_SETS, next_chains(family))
         for key, of_group in change.groups.items():
             _change_part(key, of_group, found, self._log_group)
         for address, groups in change.pods.items():
             difference = found[family_of(address)]
-            before, after = (dict(pod_elements(address, one)) for one in (self._pods.get(address), groups))
+            both = self._pods.get(address), groups
+            before, after = (dict(pod_elements(address, one, self._extra)) for one in both)
             _put(difference.removed, *(before.items() - after.items()))
             _put(difference.added, *(after.items() - before.items()))
         for key in change.gone:
@@ -171,13 +185,13 @@ class PolicyTables:
         """What differs between the kernel's tables and the plan. One group is compared after another."""
         listed = [(key, GroupSets.of(key), elements) for key, elements in allowed]
         with_next = _with_next(pods)
-        of_pods = [*BASE_SETS, *(NEXT_SETS if with_next else ())]
-        sets = [*of_pods, *(definition for _, of_part, _ in listed for definition in of_part.all)]
+        of_no_group = [*base_sets(self._extra), *(NEXT_SETS if with_next else ())]
+        sets = [*of_no_group, *(definition for _, of_part, _ in listed for definition in of_part.all)]
         names = {definition.name: definition for definition in sets}
         found = {family: Difference() for family in Family}
         states = {family: await self._state(family, names) for family in Family}
         for family, difference in found.items():
-            _compare_base(family, states[family], difference)
+            _compare_base(family, states[family], difference, self._extra)
             if with_next:
                 _compare_next(family, states[family], difference)
         for key, of_part, elements in listed:
@@ -192,12 +206,11 @@ class PolicyTables:
                     of_set = wanted[family].get(definition, [])
                     await self._compare_set(family, states[family], definition, of_set, difference, added)
         for family, difference in found.items():
-            of_family = [
-                one for address in pods if family_of(address) is family for one in pod_elements(address, pods[address])
-            ]
+            of_family = {address: groups for address, groups in pods.items() if family_of(address) is family}
+            of_pods = [one for each in of_family.items() for one in pod_elements(*each, self._extra)]
             led: Elements = {}
-            _put(led, *of_family)
-            for definition in of_pods:
+            _put(led, *of_pods, *extra_elements(family, self._extra))
+            for definition in of_no_group:
                 of_set = led.get(definition, [])
                 await self._compare_set(family, states[family], definition, of_set, difference, difference.added)
             chains = {Group.of(key).chain for key, _, _ in listed} | {one.name for one in NEXT.values() if with_next}
@@ -298,9 +311,9 @@ def _with_next(pods: Mapping[str, PodGroups]) -> bool:
     return any(groups.is_of_cluster for groups in pods.values())
 
 
-def _make_base(family: Family, difference: Difference) -> None:
+def _make_base(family: Family, difference: Difference, extra: Extra) -> None:
     difference.made.append(AddTable())
-    _make(difference, BASE_SETS, base_chains(family))
+    _make(difference, base_sets(extra), base_chains(family, extra))
 
 
 def _make(difference: Difference, sets: Iterable[NftSet], chains: Mapping[Chain, Iterable[NftRule]]) -> None:
@@ -346,11 +359,12 @@ def _is_unusable(state: TableState, sets: Mapping[str, NftSet]) -> bool:
     )
 
 
-def _compare_base(family: Family, state: TableState, difference: Difference) -> None:
+def _compare_base(family: Family, state: TableState, difference: Difference, extra: Extra) -> None:
     if not state.chains:
-        _make_base(family, difference)
+        _make_base(family, difference, extra)
         return
-    for chain, rules in base_chains(family).items():
+    difference.made += [AddSet(one) for one in base_sets(extra) if one.name not in state.sets]
+    for chain, rules in base_chains(family, extra).items():
         _compare_rules(state, chain.name, rules, difference)
 
 

@@ -9,6 +9,8 @@ from kroute.firewall.iptables.address_sets import POLICIES
 from kroute.firewall.iptables.policy_rules import (
     LONGEST_COMMENT,
     Group,
+    cut,
+    extra_elements,
     networks_of,
     next_own,
     placed,
@@ -29,8 +31,11 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol
 from kroute.model.policy_plan import (
     ANY,
+    NO_EXTRA,
     Action,
+    Answer,
     Direction,
+    Extra,
     GroupKey,
     Part,
     PodGroups,
@@ -210,6 +215,35 @@ def test_what_a_policy_of_the_cluster_denies_is_logged_at_first() -> None:
         assert rules[at - 1].endswith(f"-j NFLOG --nflog-prefix {group.chain} --nflog-group 10247")
 
 
+def test_pods_that_are_not_known_are_closed_by_rules_after_those_of_pods_that_are() -> None:
+    sets = [pods_of(Group.of(INGRESS), V6), *shared_sets(V6, Extra(closed=("fd00::/64",)))]
+    mangle = table_rules(V6, sets)["mangle"]
+    unknown = "-m set --match-set KROUTENP-6-CLOSED {0} -m set ! --match-set KROUTENP-6-KNOWN {0} "
+    of_node = "-m addrtype --src-type LOCAL"
+    pods = mangle.chains["KROUTENP-PODS"]
+    closing = [at for at, rule in enumerate(pods) if rule.endswith("-j KROUTENP-CLOSED")]
+    assert [pods[at].startswith(unknown.format(end)) for at, end in zip(closing, ("src", "dst"), strict=True)] == [1, 1]
+    assert "a pod reaches itself" in pods[closing[0] - 2]
+    assert pods[-1].endswith("-j KROUTENP-INGRESS")
+    assert [rule.rpartition(" ")[2] for rule in mangle.chains["KROUTENP-CLOSED"]] == ["RETURN", "DROP"]
+    closed = {chain: rule for chain, rule in mangle.jumps if rule.endswith("-j KROUTENP-CLOSED")}
+    assert unknown.format("src") in closed["INPUT"]
+    assert of_node not in closed["INPUT"]
+    assert unknown.format("dst") in closed["FORWARD"]
+    assert of_node in closed["FORWARD"]
+    assert "KROUTENP-CLOSED" not in table_rules(V6, shared_sets(V6))["mangle"].chains
+
+
+def test_answers_of_connections_that_were_cut_are_dropped_before_pods_are_asked_about() -> None:
+    sets = [pods_of(Group.of(INGRESS), V4), *shared_sets(V4, Extra(cut=()))]
+    answer, itself, *_ = table_rules(V4, sets)["mangle"].chains["KROUTENP-PODS"]
+    assert answer.startswith("-p tcp -m tcp --tcp-flags SYN NONE -m set --match-set KROUTENP-CUT src,src,dst ")
+    assert answer.endswith("-j DROP")
+    assert "a pod reaches itself" in itself
+    of_one = Extra(cut=[Answer("fd00::1", 80, "fd00::2")])
+    assert [*extra_elements(of_one)] == [(cut(V6), ("fd00::1", 6, 80, "fd00::2"))]
+
+
 class Kernel:
     """A fake kernel with the chains and sets, and a plan that they follow."""
 
@@ -217,10 +251,10 @@ class Kernel:
         self.kernel = FakeKernel()
         self.cluster = Cluster(namespace("shop"), *items)  # type: ignore[arg-type]
 
-    async def adopted(self, log_group: int | None = None) -> PolicyChains:
+    async def adopted(self, extra: Extra = NO_EXTRA, log_group: int | None = None) -> PolicyChains:
         clients = await FakeNodeKernel.of(self.kernel).open()
         self.chains = PolicyChains(clients.ipset, clients.xtables, log_group)
-        await self.chains.restore(self.cluster.catalog.groups(), self.cluster.catalog.pods)
+        await self.chains.restore(self.cluster.catalog.groups(), self.cluster.catalog.pods, extra)
         return self.chains
 
     async def make(self, change: PolicyChange | None) -> list[str]:
@@ -240,7 +274,7 @@ async def test_a_kernel_that_cannot_log_isolates_all_the_same() -> None:
     node = Kernel(WEB, ingress(pods_with(app="client")))
     node.kernel.missing_modules.add("xt_NFLOG")
     with capture_logs() as logs:
-        chains = await node.adopted(10247)
+        chains = await node.adopted(log_group=10247)
         node.kernel.missing_modules.clear()
         assert await chains.restore(node.cluster.catalog.groups(), node.cluster.catalog.pods) == []
     [said] = logs
@@ -253,7 +287,7 @@ async def test_rules_that_are_refused_with_and_without_logging_are_an_error() ->
     node = Kernel(WEB, ingress(pods_with(app="client")))
     node.kernel.missing_modules.update({"xt_NFLOG", "xt_DROP"})
     with capture_logs() as logs, pytest.raises(KernelError, match="no target"):
-        await node.adopted(10247)
+        await node.adopted(log_group=10247)
     assert logs == []
     node.kernel.missing_modules.clear()
     await node.chains.restore(node.cluster.catalog.groups(), node.cluster.catalog.pods)
@@ -304,6 +338,23 @@ async def test_a_pod_whose_group_changes_is_led_to_the_new_one_by_the_commit_tha
     assert not any("OWN" in one or "KROUTENP-INGRESS" in one for one in writes)
 
 
+def place(writes: list[str], beginning: str) -> int:
+    [found] = [at for at, one in enumerate(writes) if one.startswith(beginning)]
+    return found
+
+
+async def test_a_closed_address_opens_when_its_pod_is_isolated_and_closes_before_it_is_not() -> None:
+    node = Kernel(policy("deny"))
+    await node.adopted(Extra(closed=("10.244.1.0/24",)))
+    writes = await node.make(node.cluster.after(WEB))
+    isolated, known = (place(writes, f"add 10.244.1.5 to set KROUTENP-{name}") for name in ("INGRESS", "KNOWN"))
+    assert isolated < known
+    node.cluster.delete(WEB)
+    writes = await node.make(node.cluster.plan())
+    isolated, known = (place(writes, f"delete 10.244.1.5 from set KROUTENP-{name}") for name in ("INGRESS", "KNOWN"))
+    assert known < isolated
+
+
 async def test_no_pod_meets_what_its_group_allows_before_it_enters_or_after_it_has_left() -> None:
     """A kill between two writes would leave the pod open until the next start."""
     other = pod("other", "10.244.1.6", app="other")
@@ -313,10 +364,6 @@ async def test_no_pod_meets_what_its_group_allows_before_it_enters_or_after_it_h
     for_other = ingress(pods_with(app="second"), name="clients", selector=selector)
     node = Kernel(WEB, other, CLIENT, second, policy("deny"), for_all)
     await node.adopted()
-
-    def place(writes: list[str], beginning: str) -> int:
-        [found] = [at for at, one in enumerate(writes) if one.startswith(beginning)]
-        return found
 
     [both] = [key for key, _ in node.cluster.catalog.groups()]
     pods = pods_of(Group.of(both), V4).name
