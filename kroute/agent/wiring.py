@@ -278,7 +278,7 @@ def _policy_catalog(settings: Settings) -> "PolicyCatalog | None":
         return None
     from kroute.planning.policies.catalog import PolicyCatalog  # noqa: PLC0415  few nodes have it
 
-    return PolicyCatalog(settings.node_name)
+    return PolicyCatalog(settings.node_name, all_pods=settings.policy_default_deny)
 
 
 def _policies(catalog: "PolicyCatalog | None", recorder: EventRecorder) -> "Policies | None":
@@ -301,7 +301,7 @@ def _enforced(catalog: "PolicyCatalog | None", controllers: NodeControllers, set
         from kroute.inspect.refusals import Refusals  # noqa: PLC0415  as above
 
         refusals = Refusals(start=int(time.time() * 1000))  # an agent that is started later begins higher
-    return Enforced(catalog, controllers.network_policy.firewall, refusals)
+    return Enforced(catalog, controllers.network_policy.firewall, controllers.network_policy.lag, refusals)
 
 
 async def serve(

@@ -66,7 +66,8 @@ async def changes_of(settings: Settings) -> PlannedChanges:
     """What an agent with these settings would change now. Raises as `read_all` does, and KernelError."""
     for finding in await preflight.interface_findings(settings):
         raise KernelError(str(finding))
-    policies = PolicyCatalog(settings.node_name) if settings.network_policies else None
+    all_pods = settings.policy_default_deny
+    policies = PolicyCatalog(settings.node_name, all_pods=all_pods) if settings.network_policies else None
     plans = await plans_of(settings, policies)
     settings = settled_on(settings, (await choose(settings)).name)
     async with open_kernel(settings.proc_sys, only=node_clients(settings)) as kernel:

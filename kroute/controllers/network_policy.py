@@ -5,16 +5,27 @@ difference. After a failure the firewall is read, and what differs from the plan
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from kroute.base.histogram import Histogram
 from kroute.firewall.protocol import AllowedPeers, PolicyFirewall
+from kroute.kernel.clients import ConntrackClient
+from kroute.model.addresses import network
 from kroute.model.objects import Change, ObjectKey
-from kroute.model.plan import Plan, Problem, ServicePlan
-from kroute.model.policy_plan import GroupChange, PodGroups, PolicyChange
+from kroute.model.plan import NodePlan, Plan, Problem, ServicePlan
+from kroute.model.plan import Protocol as PortProtocol
+from kroute.model.policy_plan import Action, Extra, GroupChange, GroupKey, PodGroups, PolicyChange
+from kroute.model.steps import Steps
 from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.resync_schedule import LONGEST_PAUSE
 
+if TYPE_CHECKING:
+    from kroute.controllers.policy_cuts import PolicyCuts, Verdict
+
+LAG_BOUNDS = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 WORK = 2_000
 """Units of planning, of one or two microseconds, before other tasks run."""
 
@@ -37,6 +48,10 @@ class Catalog(Protocol):
 
     def groups(self) -> AllowedPeers: ...
 
+    def addresses_of(self, key: GroupKey) -> Collection[str]: ...
+
+    def judging(self, source: str, destination: str, protocol: PortProtocol | None, port: int) -> "Steps[Verdict]": ...
+
     def uid_of(self, key: ObjectKey) -> str: ...
 
 
@@ -48,24 +63,46 @@ class Policies(NamedTuple):
 
 
 class NetworkPolicyController(Controller):
-    """Owns what the firewall has of network policies. No plan of a Service concerns it."""
+    """Owns what the firewall has of network policies. No plan of a Service concerns it, but the node's does."""
 
     name = "network_policy"
     first_period = 2 / 3
     longest_undisturbed = LONGEST_PAUSE
+    _cuts: "PolicyCuts | None"
 
-    def __init__(self, shared: Shared, policies: Policies, firewall: PolicyFirewall) -> None:
+    def __init__(
+        self, shared: Shared, policies: Policies, firewall: PolicyFirewall, conntrack: ConntrackClient
+    ) -> None:
         super().__init__(shared)
         self._catalog, self._report = policies
         self.firewall = firewall
         self._reported: Mapping[ObjectKey, tuple[Problem, ...]] = {}
+        self.lag = Histogram(LAG_BOUNDS)
+        """The seconds from when the network of a new pod was ready until its rules were in the kernel."""
+        self._ready: dict[ObjectKey, float] = {}
+        self._own: Collection[str] = ()
+        self._cuts = None
+        if shared.settings.policy_cuts_connections:
+            from kroute.controllers.policy_cuts import PolicyCuts  # noqa: PLC0415  few nodes have it
+
+            self._cuts = PolicyCuts(self.status, conntrack, self._catalog.judging, firewall.change_cut)
+        self._closed: Collection[str] = ()
+        self._closed_before: Collection[str] = ()
+        """The networks of which only known pods are open, and those that the firewall has."""
 
     @staticmethod
-    def is_news(plan: Plan, before: Plan | None) -> bool:  # noqa: ARG004  no plan is
-        return False
+    def is_news(plan: Plan, before: Plan | None) -> bool:
+        return isinstance(plan, NodePlan) and not (isinstance(before, NodePlan) and before.node == plan.node)
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Nothing: see `take_changes`."""
+
+    def accept_node(self, plan: NodePlan) -> None:
+        self._own = plan.node.own
+        if self.settings.policy_default_deny:
+            self._closed = tuple(_networks(plan.node.pod_cidrs))
+        if self._closed != self._closed_before:
+            self.resync_soon()
 
     def take_changes(self, changes: Iterable[Change]) -> None:
         """Take what the watchers saw; only Pods, Namespaces and NetworkPolicies count."""
@@ -81,7 +118,7 @@ class NetworkPolicyController(Controller):
         """Wait for the objects, too: until they are known, what an earlier run left is right."""
         await super().start()
         while not (self.is_stopping or self._catalog.ready):
-            self.wake.clear()
+            await self.take()  # else the node's plan would wait, which looks like a fault of the controller
             await self.wake.wait()
 
     async def look(self) -> bool:
@@ -92,23 +129,57 @@ class NetworkPolicyController(Controller):
 
         Nothing is read when the kernel says that all is as it was.
         """
-        if self.is_applied_state_known and await self.firewall.is_untouched():
+        is_as_before = self._closed == self._closed_before
+        if is_as_before and self.is_applied_state_known and await self.firewall.is_untouched():
             return []
         while self._catalog.has_marked:
             await self._plan()  # the comparison is with all that is planned
-        drift = await self.firewall.restore(self._catalog.groups(), self._catalog.pods)
+        extra = Extra(self._closed, self._cuts.answers if self._cuts is not None else None)
+        drift = await self.firewall.restore(self._catalog.groups(), self._catalog.pods, extra)
+        self._closed_before = extra.closed
+        self._observe_lag()
+        if drift:
+            self._suspect(address for address, groups in self._catalog.pods.items() if any(groups))
         self.status.wrote(len(drift))
-        return drift
+        return drift if is_as_before else []
+
+    def next_due(self) -> float | None:
+        return self._cuts.next_due() if self._cuts is not None else None
 
     async def write(self) -> None:
         while self._catalog.has_marked:
             if (change := await self._plan()) is not None:
+                self._suspect(self._concerned(change))
                 await self.firewall.write(change)
+                self._observe_lag()
                 self.status.wrote(len(change.pods) + len(change.gone) + sum(map(_elements, change.groups.values())))
+        if self._cuts is not None:
+            await self._cuts.cut(self._own)
+
+    def _observe_lag(self) -> None:
+        """Note for all new pods that their rules are in the kernel now."""
+        now = time.time()
+        for since in self._ready.values():
+            self.lag.observe(max(0.0, now - since))
+        self._ready.clear()
+
+    def _suspect(self, addresses: Iterable[str]) -> None:
+        if self._cuts is not None:
+            self._cuts.suspect(addresses)
+
+    def _concerned(self, change: PolicyChange) -> Iterator[str]:
+        """The addresses that may be allowed less than before."""
+        yield from (address for address, groups in change.pods.items() if groups is not None and any(groups))
+        for key, of_group in change.groups.items():
+            is_accepting = key.parts[key.part].action is Action.ACCEPT
+            if not is_accepting or of_group.networks_removed or of_group.ports_removed:
+                yield from self._catalog.addresses_of(key)
 
     async def _plan(self) -> PolicyChange | None:
         """Plan a piece of what is new; returns the difference when it is planned."""
         change = self._catalog.plan_marked(WORK)
+        if change is not None and self.has_adopted:
+            self._ready |= change.ready
         before, after = self._reported, self._catalog.problems
         if before is not after:
             self._reported = after
@@ -116,6 +187,13 @@ class NetworkPolicyController(Controller):
                 self._report(key, self._catalog.uid_of(key), after.get(key, ()))
         await asyncio.sleep(0)
         return change
+
+
+def _networks(cidrs: Iterable[str]) -> Iterator[str]:
+    """The networks among these that can be understood; the API refuses others."""
+    for cidr in cidrs:
+        with suppress(ValueError):
+            yield str(network(cidr))
 
 
 def _elements(change: GroupChange) -> int:

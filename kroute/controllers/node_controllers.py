@@ -87,7 +87,8 @@ class NodeControllers:
         if policies is not None:
             from kroute.controllers.network_policy import NetworkPolicyController  # noqa: PLC0415  as above
 
-            self.network_policy = NetworkPolicyController(shared, policies, policies_of(settings, kernel))
+            firewall = policies_of(settings, kernel)
+            self.network_policy = NetworkPolicyController(shared, policies, firewall, kernel.conntrack)
         # The last to subscribe is the last to be woken: by then the others have said which stages need no write. Where
         # plans are there before `run`, as after a wait for the node, it is the first to run, which costs it a pass.
         self.service_proxy = ServiceProxy(shared, kernel, self.interface, self.ledger, self._monitors[0], prepared)

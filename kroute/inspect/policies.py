@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import msgspec
 
+from kroute.base.histogram import Histogram
 from kroute.inspect.agent_socket import Answer
 from kroute.model.document import Document, View, encode
 from kroute.model.objects import ObjectKey
@@ -33,15 +34,17 @@ MOST_JUDGED = 100
 
 
 class Enforced(NamedTuple):
-    """What plans network policies, what has them in the kernel, and what they have refused, if that is logged."""
+    """What plans network policies, what has them in the kernel, how long that takes for new pods, in seconds, and what
+    they have refused, if that is logged."""
 
     catalog: "PolicyCatalog"
     firewall: "PolicyFirewall"
+    lag: Histogram
     refusals: "Refusals | None" = None
 
     def isolated_pods(self) -> int:
         """How many pods of this node are isolated."""
-        return len({self.catalog.pod_at(address) for address in self.catalog.pods})
+        return len({self.catalog.pod_at(address) for address, groups in self.catalog.pods.items() if any(groups)})
 
 
 class IsolatedPod(View):
@@ -103,16 +106,17 @@ class PodView(View):
 
 
 class PolicyFigures(NamedTuple):
-    """Counts, and the packets that were refused by direction, namespace and names of policies."""
+    """Counts, the packets that were refused by direction, namespace and names of policies, and the lag of new pods."""
 
     isolated_pods: int
     policies_with_problems: int
     refused: Sequence[tuple[tuple[str, str, str], int]]
+    lag: Histogram
 
 
 async def groups_of(enforced: Enforced) -> PolicyGroupList:
     """What the node has. Raises KernelError."""
-    catalog, firewall, _ = enforced
+    catalog, firewall, *_ = enforced
     refused, room, groups = await firewall.refused(), MOST_LISTED, []
     for key, addresses in islice(catalog.isolated(), MOST_LISTED):
         pods = [IsolatedPod(str(catalog.pod_at(address) or ""), address) for address in addresses[:room]]
@@ -131,14 +135,14 @@ async def groups_of(enforced: Enforced) -> PolicyGroupList:
 
 async def figures_of(enforced: Enforced, limit: int) -> PolicyFigures:
     """The figures, with refused packets of those `limit` labels that have most of them. Raises KernelError."""
-    catalog, firewall, _ = enforced
+    catalog, firewall, *_ = enforced
     refused = await firewall.refused()
     packets: dict[tuple[str, str, str], int] = {}
     for key, _ in catalog.isolated():
         labels = key.direction, key.namespace, ",".join(first_of(policy.name for policy in key.policies))
         packets[labels] = packets.get(labels, 0) + refused.get(firewall.group_name(key), 0)
     most = nlargest(limit, packets.items(), key=lambda each: each[1])
-    return PolicyFigures(enforced.isolated_pods(), len(catalog.problems), sorted(most))
+    return PolicyFigures(enforced.isolated_pods(), len(catalog.problems), sorted(most), enforced.lag)
 
 
 def question_about(protocol: Protocol, source: str, ends: Iterable[tuple[str, int]]) -> str:

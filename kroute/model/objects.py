@@ -283,12 +283,21 @@ class PodIP(_Struct, frozen=True):
     ip: str = ""
 
 
+class PodCondition(_Struct, frozen=True):
+    """One of the conditions of a Pod. The time is RFC 3339, in whole seconds of the kubelet's clock."""
+
+    type: str = ""
+    status: str = ""
+    last_transition_time: str | None = None
+
+
 class PodStatus(_Struct, frozen=True):
-    """`status` of a Pod."""
+    """`status` of a Pod. `conditions` are its JSON: only those of a node's own pods are read."""
 
     phase: str = ""
     pod_ip: str = msgspec.field(name="podIP", default="")
     pod_ips: tuple[PodIP, ...] | None = msgspec.field(name="podIPs", default=None)
+    conditions: msgspec.Raw = msgspec.Raw()
 
 
 class Pod(_Object, frozen=True):

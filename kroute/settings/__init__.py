@@ -87,7 +87,9 @@ class Settings(msgspec.Struct, frozen=True):
     be silent until it counts as ended.
 
     `pod_weights`: whether Pods with the label `kroute.io/weight` are watched. `network_policies`: whether
-    NetworkPolicies are enforced; all Pods, Namespaces and policies are watched then. `policy_log`: whether refused
+    NetworkPolicies are enforced; all Pods, Namespaces and policies are watched then. Only with it count
+    `policy_cuts_connections`, whether connections end that policies do not allow any more, `policy_default_deny`,
+    whether addresses of the Node's `podCIDRs` are closed that are of no known pod, and `policy_log`: whether refused
     packets are logged, by way of `policy_log_group` of nfnetlink_log. Its default is that of no program known, and the
     port of `own_bind_address`.
 
@@ -127,6 +129,8 @@ class Settings(msgspec.Struct, frozen=True):
     direct_return_mark: int = 0x4
     firewall: str = AUTO
     network_policies: bool = False
+    policy_cuts_connections: bool = False
+    policy_default_deny: bool = False
     policy_log: bool = False
     policy_log_group: int = 10247
     masquerade_all: bool = False

@@ -26,6 +26,7 @@ from kroute.model.objects import (
     KubernetesObject,
     Listed,
     ObjectKey,
+    Pod,
     UnreadablePolicy,
 )
 from kroute.watchers import BATCH, Sink
@@ -176,6 +177,8 @@ def _read_object(document: dict[str, Any], kind: WatchedKind) -> KubernetesObjec
         return Faulty(None, f"a {kind.name} whose name or namespace is not {allowed}")
     object_id = ObjectId(kind.type, ObjectKey(namespace, metadata["name"]))
     document = {**document, "metadata": {**metadata, "namespace": namespace}}
+    if kind.type is Pod and isinstance(status := document.get("status"), dict):  # nobody reads when it has changed
+        document["status"] = {name: value for name, value in status.items() if name != "conditions"}
     try:
         return msgspec.convert(document, kind.type)
     except _MISFITS as error:

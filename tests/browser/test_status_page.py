@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from kroute.base.histogram import Histogram
 from kroute.firewall.nftables.policy_tables import PolicyTables
 from kroute.inspect.policies import Enforced
 from kroute.kernel.ipvs.objects import Traffic
@@ -70,7 +71,7 @@ async def test_the_page_follows_services_connections_problems_and_health(shop: O
 
 async def test_an_agent_that_enforces_network_policies_counts_isolated_pods(page: Browser) -> None:
     made = Cluster(pod("web", "10.0.0.1", "fd00::1"), pod("api", "10.0.0.2"), policy("deny"))
-    agent = Observed(Enforced(made.catalog, PolicyTables(None)))
+    agent = Observed(Enforced(made.catalog, PolicyTables(None), Histogram((1.0,))))
     async with agent.running():
         await ask_soon(agent.metrics_port)
         assert "Isolated pods" not in await page.text("#overview")

@@ -1,10 +1,11 @@
 """The chart's value has kroute enforce the API server's network policies, and its end opens the pods."""
 
+import re
 from typing import Any
 
 from tests.cluster.agents import said
 from tests.cluster.installation import upgrade
-from tests.cluster.machines import Cluster
+from tests.cluster.machines import Cluster, Host
 from tests.cluster.web import Web
 
 FOR_ONE_CLIENT: dict[str, Any] = {
@@ -89,6 +90,16 @@ class Calls:
         return all(self._web.answers_from_pod(node, url) == self._web.names() for url in self._urls)
 
 
+LISTED = "nft list table ip kroute-policies"
+
+
+def isolated_late(cluster: Cluster, node: Host) -> int:
+    """Of how many new pods the agent knows since when their network was ready, as the real kubelet says it."""
+    metrics = cluster.on(node, "curl -sS http://127.0.0.1:10249/metrics")
+    [count] = re.findall(r"(?m)^kroute_policy_lag_seconds_count (\d+)$", metrics)
+    return int(count)
+
+
 def test_a_policy_lets_the_pods_that_it_names_reach_a_service_and_ends_with_the_setting(
     cluster: Cluster, web: Web
 ) -> None:
@@ -100,7 +111,8 @@ def test_a_policy_lets_the_pods_that_it_names_reach_a_service_and_ends_with_the_
         told = {(it.get("source_pod"), it["namespace"], *it["policies"]) for it in packets}
         return ("default/client-node2", "default", "web") in told
 
-    upgrade(cluster, "--set", "settings.network-policies=true", "--set", "settings.policy-log=true")
+    settings = "network-policies", "policy-log", "policy-default-deny"
+    upgrade(cluster, *(word for name in settings for word in ("--set", f"settings.{name}=true")))
     try:
         with cluster.having(FOR_ONE_CLIENT):
             cluster.wait_until("the other client is refused", is_refused)
@@ -110,11 +122,13 @@ def test_a_policy_lets_the_pods_that_it_names_reach_a_service_and_ends_with_the_
             cluster.kubectl("rollout", "status", "deployment/web", "--timeout=10m")
             cluster.wait_until("the new pods are served", lambda: is_served("node1"))
             assert is_refused()
+            assert sum(isolated_late(cluster, node) for node in cluster.nodes.values()) > 0
+            assert all("set pod-networks" in cluster.on(node, LISTED) for node in cluster.nodes.values())
         cluster.wait_until("without the policy all are served", lambda: is_served("node2"))
         cluster.apply(FOR_ONE_CLIENT)
         cluster.wait_until("the other client is refused again", is_refused)
     finally:
-        upgrade(cluster, "--set", "settings.network-policies=false", "--set", "settings.policy-log=false")
+        upgrade(cluster, *(word for name in settings for word in ("--set", f"settings.{name}=false")))
     cluster.wait_until("without the setting all are served", lambda: is_served("node2"))
     cluster.kubectl("delete", "networkpolicy", "web")
     for node in cluster.nodes.values():

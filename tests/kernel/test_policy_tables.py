@@ -251,7 +251,7 @@ async def test_networks_are_closed_around_the_pods_that_are_known_and_opened_aga
     tables = on.made()
     await tables.restore(cluster.catalog.groups(), cluster.catalog.pods, extra)
     assert await on.restore(cluster, extra) == []
-    for items in ((WEB,), (DENY,), (pod("db", "10.244.1.6", "fd00:244:1::6", app="db"),)):
+    for items in ((WEB,), (DENY,), (pod("db", "10.244.1.6", "fd00:244:1::6", app="db"),), (tiers()[1],)):
         await write(tables, cluster.after(*items))
         assert await on.restore(cluster, extra) == []
     opened = cluster.fresh()

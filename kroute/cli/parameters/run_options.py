@@ -213,6 +213,16 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             None,
             "Enforce NetworkPolicies for the pods of this node; policies, Namespaces and all pods are watched.",
         ),
+        Setting(
+            "--policy-cuts-connections",
+            None,
+            "With it, cut open connections that NetworkPolicies do not allow any more.",
+        ),
+        Setting(
+            "--policy-default-deny",
+            None,
+            "With it, close the addresses of the Node's podCIDRs that are of no known pod.",
+        ),
         Setting("--policy-log", None, "Log packets that network policies refuse, a bounded number a second."),
         Setting(
             "--policy-log-group", click.IntRange(1, 65535), "The group of nfnetlink_log by which these packets come."

@@ -290,9 +290,7 @@ def table_rules(family: Family, sets: Collection[PolicySet], log_group: int | No
     ]
     if closes:
         chains[_CLOSED] = [*_neighbours(family), f"{comment('of a pod that is not known yet')} -j DROP"]
-        source, destination = (f"{_BEGINS} {_unknown(family, end)}" for end in (End.SOURCE, End.DESTINATION))
-        jumps.append(("INPUT", f"{source} {_NOT_FROM_NODE} {_WHY} -j {_CLOSED}"))
-        jumps.append(("FORWARD", f"{destination} {_FROM_NODE} {_WHY} -j {_CLOSED}"))
+        jumps += _closing(family)
     found = {MANGLE: TableRules(MANGLE, chains, jumps, prefix=POLICIES)}
     of_egress = {group: of_group for group, of_group in groups.items() if group.direction is Direction.EGRESS}
     if of_egress:
@@ -314,6 +312,14 @@ def _pod_rules(family: Family, *, closes: bool, cuts: bool) -> list[str]:
         f"{egress} {comment('from an isolated pod')} -j {_LED[Direction.EGRESS]}",
         *(f"{_unknown(family, end)} {_NOT_FROM_NODE} {_WHY} -j {_CLOSED}" for end in ends),
         f"{ingress} {_NOT_FROM_NODE} {comment('to an isolated pod, not from its node')} -j {_LED[Direction.INGRESS]}",
+    ]
+
+
+def _closing(family: Family) -> list[tuple[str, str]]:
+    """What leads from the kernel's chains to CLOSED; POSTROUTING leads there by `_pod_rules`."""
+    return [
+        ("INPUT", f"{_BEGINS} {_unknown(family, End.SOURCE)} {_NOT_FROM_NODE} {_WHY} -j {_CLOSED}"),
+        ("FORWARD", f"{_BEGINS} {_unknown(family, End.DESTINATION)} {_FROM_NODE} {_WHY} -j {_CLOSED}"),
     ]
 
 

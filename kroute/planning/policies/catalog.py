@@ -37,7 +37,7 @@ from kroute.model.steps import Meter, Steps, parts
 from kroute.planning.policies.cluster_rules import reading_cluster
 from kroute.planning.policies.first_match import parts_of
 from kroute.planning.policies.groups import Group, NamedRule
-from kroute.planning.policies.peers import Identity, Peers, PodFacts, Selection, facts_of, network_of
+from kroute.planning.policies.peers import Identity, Peers, PodFacts, Selection, facts_of, network_of, network_ready
 from kroute.planning.policies.rules import DEFAULTS, NO_LIMITS, TOO_LARGE, Limits, PeerSelector, PolicyRules, reading
 from kroute.planning.policies.verdicts import Judgement, Ruling, first_of
 
@@ -46,11 +46,15 @@ Policy: TypeAlias = NetworkPolicy | ClusterNetworkPolicy
 
 
 class _Changes(NamedTuple):
-    """The newest state of what has changed, of Namespaces the labels. None: it is gone."""
+    """The newest state of what has changed, of Namespaces the labels. None: it is gone.
+
+    `ready` has when the network of each pod of this node was ready that was not known before.
+    """
 
     namespaces: dict[ObjectKey, Mapping[str, str] | None]
     pods: dict[ObjectKey, PodFacts | None]
     policies: dict[ObjectKey, Policy | None]
+    ready: dict[ObjectKey, float]
 
 
 class PolicyCatalog:
@@ -59,19 +63,20 @@ class PolicyCatalog:
     What it says of the plan is complete when nothing is marked.
     """
 
-    def __init__(self, node_name: str, limits: Limits = DEFAULTS) -> None:
+    def __init__(self, node_name: str, limits: Limits = DEFAULTS, *, all_pods: bool = False) -> None:
         self.pods: dict[str, PodGroups] = {}
-        """The groups of each address of this node's pods that a policy selects."""
+        """The groups of each address of this node's pods that a policy selects; with `all_pods` also NO_GROUPS."""
         self.problems: dict[ObjectKey, tuple[Problem, ...]] = {}
         """What is wrong with the policies of those namespaces that have pods on this node, and of the cluster."""
         self._node_name = node_name
         self._limits = limits
+        self._all_pods = all_pods
         self._initial_sync = InitialSync(POLICY_KINDS)
         self._peers = Peers()
         self._policies: dict[str, dict[ObjectKey, PolicyRules]] = {}
         """By namespace; those of the cluster have none."""
         self._groups: dict[GroupKey, Group] = {}
-        self._changes = _Changes({}, {}, {})
+        self._changes = _Changes({}, {}, {}, {})
         self._planning: Steps[PolicyChange] | None = None
 
     @property
@@ -106,7 +111,7 @@ class PolicyCatalog:
         if not self.ready or not self.has_marked:
             return None
         if self._planning is None:
-            self._planning, self._changes = self._plan(self._changes), _Changes({}, {}, {})
+            self._planning, self._changes = self._plan(self._changes), _Changes({}, {}, {}, {})
         meter = Meter(work)
         try:
             while meter.spent < meter.limit:
@@ -120,6 +125,10 @@ class PolicyCatalog:
     def groups(self) -> Iterator[tuple[GroupKey, Iterator[tuple[str, PortRange]]]]:
         """All parts of groups, each with its networks and their ranges of ports."""
         return (part for group in self._groups.values() for part in group.elements())
+
+    def addresses_of(self, key: GroupKey) -> list[str]:
+        """The addresses of the pods of the group of which this is a part."""
+        return [*self._groups[key._replace(part=0)].pods]
 
     def uid_of(self, key: ObjectKey) -> str:
         """The uid of a policy; empty if no policy of that name exists."""
@@ -162,9 +171,13 @@ class PolicyCatalog:
         """Keep the newest state of an object, if it counts and is another one than before."""
         changes, peers, may_differ = self._changes, self._peers, self._planning is not None
         if kind is Pod:
-            facts = facts_of(item, self._node_name) if isinstance(item, Pod) else None
+            pod = item if isinstance(item, Pod) else None
+            facts = facts_of(pod, self._node_name) if pod is not None else None
             if may_differ or key in changes.pods or facts != peers.facts(key):
                 changes.pods[key] = facts
+            is_new = facts is not None and facts.is_local and peers.facts(key) is None
+            if pod is not None and is_new and (ready := network_ready(pod)) is not None:
+                changes.ready[key] = ready
         elif kind is Namespace:
             labels = item.metadata.labels or {} if item is not None else None
             if may_differ or key in changes.namespaces or labels != peers.labels_of(key.name):
@@ -195,7 +208,12 @@ class PolicyCatalog:
             self._release(former, group.selections.values())
         groups = yield from self._update(stale)
         self.problems = yield from self._find_problems()
-        return PolicyChange(groups, pods, tuple([part for key in closed for part in key.of_parts()]))
+        ready = {key: since for key, since in changes.ready.items() if self._is_planned(changes.pods.get(key))}
+        gone = tuple([part for key in closed for part in key.of_parts()])
+        return PolicyChange(groups, pods, gone, ready)
+
+    def _is_planned(self, facts: PodFacts | None) -> bool:
+        return facts is not None and any(network.partition("/")[0] in self.pods for network in facts.networks)
 
     def _place_policy(self, key: ObjectKey, rules: PolicyRules | None) -> Steps[set[str]]:
         """Take a policy; None: it is gone. Returns the addresses that it selects or did."""
@@ -242,7 +260,7 @@ class PolicyCatalog:
         return changed
 
     def _groups_of(self, identity: Identity) -> PodGroups | None:
-        """The groups of pods of this identity; None: no policy selects them."""
+        """The groups of pods of this identity; None: no policy selects them, and they need not be in the plan."""
         selecting: dict[Tier, list[tuple[int, ObjectKey]]] = {tier: [] for tier in Tier}
         for scope in {identity.kind.namespace, ""}:
             for key, policy in self._policies.get(scope, {}).items():
@@ -255,7 +273,7 @@ class PolicyCatalog:
         }
         last = [found[Tier.NETWORK_POLICY, each] or found[Tier.BASELINE, each] for each in Direction]
         groups = PodGroups(*last, *[found[Tier.ADMIN, each] for each in Direction])
-        return groups if any(groups) else None
+        return groups if self._all_pods or any(groups) else None
 
     def _group_of(
         self, tier: Tier, direction: Direction, selecting: Iterable[ObjectKey], identity: Identity

@@ -5,13 +5,15 @@ selector is compared with identities, never with pods: once with each when it is
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
 from sys import intern
 from typing import NamedTuple
 
 import msgspec
 
 from kroute.model.addresses import canonical
-from kroute.model.objects import ObjectKey, Pod
+from kroute.model.objects import ObjectKey, Pod, PodCondition
 from kroute.model.plan import Protocol
 from kroute.model.policy_plan import LAST_PORT, GroupKey, PortName
 from kroute.model.steps import Steps, parts
@@ -19,6 +21,8 @@ from kroute.planning.index import Index
 from kroute.planning.policies.rules import PeerSelector, holds
 
 COMPLETED = frozenset({"Succeeded", "Failed"})
+READY_TO_START = "PodReadyToStartContainers"
+_decode_conditions = msgspec.json.Decoder(tuple[PodCondition, ...] | None).decode
 MOST_ADDRESSES = 16
 """Addresses of a pod that are looked at. It has one of each family."""
 
@@ -77,6 +81,18 @@ def facts_of(pod: Pod, node_name: str) -> PodFacts | None:
     networks = tuple(dict.fromkeys(map(network_of, addresses)))
     rank = meta.deletion_timestamp is None, pod.spec.node_name == node_name, meta.creation_timestamp or ""
     return PodFacts(kind, networks, rank, intern(pod.spec.node_name))
+
+
+def network_ready(pod: Pod) -> float | None:
+    """When the pod's sandbox had its network, as Unix time by the kubelet's clock; None if that is not known.
+
+    That is the condition PodReadyToStartContainers, which the kubelet has had by default since Kubernetes 1.29.
+    """
+    with suppress(msgspec.DecodeError, ArithmeticError, ValueError):  # the last two: beyond Unix time
+        for one in _decode_conditions(pod.status.conditions) or ():
+            if (one.type, one.status) == (READY_TO_START, "True") and one.last_transition_time is not None:
+                return msgspec.convert(one.last_transition_time, datetime).timestamp()
+    return None
 
 
 def network_of(address: str) -> str:

@@ -7,8 +7,8 @@ from kroute import __version__
 from kroute.inspect.figures import Figures
 from kroute.inspect.policies import PolicyFigures
 from kroute.telemetry.health import HealthEndpoint
-from kroute.telemetry.metrics.exposition import Samples
-from kroute.telemetry.metrics.scrape import Row, Scrape, Series, by, counter, fields_of, gauge, one
+from kroute.telemetry.metrics.exposition import Samples, Value
+from kroute.telemetry.metrics.scrape import Row, Scrape, Series, by, counter, fields_of, gauge, histogram, one
 
 _SERVICE = ("namespace", "service")
 
@@ -45,7 +45,7 @@ def _problems(now: Scrape) -> Samples:
             yield (key.namespace, key.name, reason), count
 
 
-def _of_policies(value: Callable[[PolicyFigures], int]) -> Series:
+def _of_policies(value: Callable[[PolicyFigures], Value]) -> Series:
     return Series((), lambda now: [((), value(now.policies))] if now.policies else [])
 
 
@@ -116,6 +116,10 @@ ROWS: tuple[Row, ...] = (
             "Packets that isolated pods were not allowed to get or send, by the policies that isolate them; at most "
             "--metrics-services series, of those with most.",
             Series(("direction", "namespace", "policies"), lambda now: now.policies.refused if now.policies else ())),
+    histogram("kroute_policy_lag_seconds",
+              "From when the network of a new pod was ready, in whole seconds of the kubelet's clock, to the pod's "
+              "rules being in the kernel.",
+              _of_policies(lambda figures: figures.lag)),
     gauge("kroute_kernel_readable", "Whether the kernel's IPVS table could be read for this scrape.",
           one(lambda now: now.kernel is not None)),
 )

@@ -46,7 +46,7 @@ class Agent:
         for packet in packets:
             self.refusals.add(packet)
         self.refusals.leave_out(left_out)
-        return await policies.answers_about(Enforced(None, None, self.refusals))[policies.REFUSED](about)
+        return await policies.answers_about(Enforced(None, None, None, self.refusals))[policies.REFUSED](about)
 
 
 async def watched(agent: Agent, state_dir: Path, *words: str) -> int:
@@ -95,7 +95,7 @@ def test_packets_are_chosen_by_pod_policy_or_address(text: str, found: list[Refu
 
 
 async def test_an_agent_that_logs_nothing_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    async with agent_socket.serve(tmp_path, policies.answers_about(Enforced(None, None))):
+    async with agent_socket.serve(tmp_path, policies.answers_about(Enforced(None, None, None))):
         assert await asyncio.to_thread(exit_code, "policy", "watch", "--state-dir", tmp_path) == NO_AGENT
     written = capfd.readouterr()
     assert (written.out, written.err.count("\n")) == ("", 1)

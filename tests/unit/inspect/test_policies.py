@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kroute.base.histogram import Histogram
 from kroute.cli.explain import exit_code as explained_code
 from kroute.cli.explain import print_explanations
 from kroute.cli.show import policies as show_policies
@@ -46,6 +47,7 @@ OUT = egress(pods_with(app="api"), name="out", selector={"matchLabels": {"app": 
 ODD = policy("odd", policyTypes=["Sideways"], selector={"matchLabels": {"app": "nobody"}})
 THIS_NODE, ELSEWHERE = Client("this node", "10.0.0.254", ""), Client("elsewhere", "192.0.2.1", "eth0")
 API_CLIENT = Client("10.0.1.1", "10.0.1.1", "eth0")
+LAG = Histogram((1.0,))
 
 
 class Refusals:
@@ -73,7 +75,7 @@ def cluster(*items: dict[str, object]) -> Cluster:
 async def test_each_group_has_its_pods_its_policies_and_what_was_refused() -> None:
     made = cluster(CLIENTS, OUT, ODD)
     names = {direction: chain(made, direction) for direction in Direction}
-    found = await policies.groups_of(Enforced(made.catalog, Refusals(**{names[Direction.INGRESS]: 17})))
+    found = await policies.groups_of(Enforced(made.catalog, Refusals(**{names[Direction.INGRESS]: 17}), LAG))
     pods = [IsolatedPod("shop/web", "10.0.0.1"), IsolatedPod("shop/web", "fd00::1")]
     assert found.items == [
         PolicyGroup(names[Direction.EGRESS], Direction.EGRESS, "shop", ["out"], 1, 0, pods),
@@ -89,7 +91,7 @@ async def test_a_list_is_bounded_and_its_counts_are_of_all(monkeypatch: pytest.M
     made = cluster(
         *deny, CLIENTS, OUT, *(ODD | {"metadata": {"name": f"o{it}", "namespace": "shop"}} for it in range(3))
     )
-    found = await policies.groups_of(Enforced(made.catalog, Refusals()))
+    found = await policies.groups_of(Enforced(made.catalog, Refusals(), LAG))
     assert (len(found.items), sum(len(group.pods) for group in found.items), len(found.problems)) == (2, 2, 2)
     assert (found.isolated_pods, found.policies_with_problems) == (2, 3)
     [denied] = [group for group in found.items if group.direction is Direction.INGRESS]
@@ -98,7 +100,7 @@ async def test_a_list_is_bounded_and_its_counts_are_of_all(monkeypatch: pytest.M
 
 async def test_what_is_shown_is_chosen_by_pod_policy_or_address() -> None:
     made = cluster(policy("deny"), OUT, ODD)
-    found = await policies.groups_of(Enforced(made.catalog, Refusals()))
+    found = await policies.groups_of(Enforced(made.catalog, Refusals(), LAG))
 
     def shown(text: str) -> tuple[list[tuple[str, str]], int]:
         some = show_policies.narrowed(found, text)
@@ -118,7 +120,7 @@ async def test_refused_packets_are_by_policies_and_bounded() -> None:
     made = Cluster(namespace("shop"), WEB, pod("old", "10.0.0.3", ports=[port("http", 8080)]), named, OUT)
     groups = {chain(made, Direction.INGRESS, address) for address in ("10.0.0.1", "10.0.0.3")}
     assert len(groups) == 2
-    enforced = Enforced(made.catalog, Refusals(**dict.fromkeys(groups, 3)))
+    enforced = Enforced(made.catalog, Refusals(**dict.fromkeys(groups, 3)), LAG)
     found = await policies.figures_of(enforced, 10)
     assert found.refused == [(("Egress", "shop", "out"), 0), (("Ingress", "shop", "named"), 6)]
     assert (await policies.figures_of(enforced, 1)).refused == [(("Ingress", "shop", "named"), 6)]
@@ -139,7 +141,7 @@ async def test_a_ruling_names_the_rule_that_allows_or_the_policies_that_isolate(
 
 async def test_the_agent_answers_about_connections_and_pods(tmp_path: Path) -> None:
     made = cluster(CLIENTS)
-    answers = policies.answers_about(Enforced(made.catalog, Refusals()))
+    answers = policies.answers_about(Enforced(made.catalog, Refusals(), LAG))
     async with agent_socket.serve(tmp_path, answers):
         ends = [("10.0.0.1", 80), ("10.0.0.2", 80)]
         question = policies.question_about(Protocol.TCP, "192.0.2.1", ends)
@@ -187,7 +189,8 @@ async def test_a_pod_that_nobody_knows_is_not_explained(tmp_path: Path, capfd: p
     async def all_settings(_about: str) -> bytes:
         return msgspec.json.encode(settings(state_dir=tmp_path, network_policies=True), enc_hook=str)
 
-    answers = {**policies.answers_about(Enforced(cluster().catalog, Refusals())), agent_socket.SETTINGS: all_settings}
+    enforced = Enforced(cluster().catalog, Refusals(), LAG)
+    answers = {**policies.answers_about(enforced), agent_socket.SETTINGS: all_settings}
     async with agent_socket.serve(tmp_path, answers):
         assert await asyncio.to_thread(exit_code, "explain", "pod/shop/x:80", "--state-dir", tmp_path) == UNKNOWN
     assert "knows no pod shop/x" in capfd.readouterr().err
@@ -287,3 +290,9 @@ async def test_it_is_printed_for_a_person() -> None:
 
 def test_pods_of_the_catalog_are_found_by_name() -> None:
     assert policies.pod_of(cluster().catalog, ObjectKey("shop", "api")) == PodView("shop/api", "node2", ["10.0.1.1"])
+
+
+def test_a_pod_that_is_planned_only_to_be_known_is_not_isolated() -> None:
+    of_web = ingress(selector={"matchLabels": {"app": "web"}})
+    made = Cluster(namespace("shop"), WEB, OTHER, of_web, all_pods=True)
+    assert Enforced(made.catalog, Refusals(), LAG).isolated_pods() == 1

@@ -26,7 +26,7 @@ async def test_only_what_is_new_is_answered(tmp_path: Path) -> None:
     async def asked(number: int) -> RefusedPacketList | None:
         return await agent_socket.ask_for(tmp_path, f"{policies.REFUSED} {number}", decode_refusals)
 
-    async with agent_socket.serve(tmp_path, policies.answers_about(Enforced(None, None, refusals))):
+    async with agent_socket.serve(tmp_path, policies.answers_about(Enforced(None, None, None, refusals))):
         found = await asked(0)
         assert (numbers(found), found and found.newest) == ([], 1000)
         refusals.add(refused())
@@ -45,14 +45,14 @@ def test_a_bounded_number_of_packets_is_kept() -> None:
     assert numbers(refusals.after(0)) == [*range(2 * NEWEST + 1, 3 * NEWEST + 1)]
 
 
-@pytest.mark.parametrize("enforced", [None, Enforced(None, None)])
+@pytest.mark.parametrize("enforced", [None, Enforced(None, None, None)])
 async def test_an_agent_that_logs_nothing_says_so(tmp_path: Path, enforced: Enforced | None) -> None:
     async with agent_socket.serve(tmp_path, policies.answers_about(enforced)):
         assert await agent_socket.ask_for(tmp_path, f"{policies.REFUSED} 0", decode_refusals) is None
 
 
 async def test_a_question_without_a_number_is_refused(tmp_path: Path) -> None:
-    async with agent_socket.serve(tmp_path, policies.answers_about(Enforced(None, None, Refusals(0)))):
+    async with agent_socket.serve(tmp_path, policies.answers_about(Enforced(None, None, None, Refusals(0)))):
         with pytest.raises(agent_socket.AgentUnreachableError, match="could not answer"):
             await agent_socket.ask_for(tmp_path, f"{policies.REFUSED} all", decode_refusals)
 

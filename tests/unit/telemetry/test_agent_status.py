@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kroute.base.histogram import Histogram
 from kroute.checks.running_proxies import Sign
 from kroute.firewall.nftables.policy_tables import PolicyTables
 from kroute.inspect import shared_state
@@ -140,7 +141,7 @@ async def test_a_manifest_that_cannot_be_read_is_a_problem(agent: Observed) -> N
 async def test_problems_of_network_policies_are_warnings_and_isolated_pods_are_counted(agent: Observed) -> None:
     assert (await status(agent)).policies is None
     made = Cluster(pod("web", "10.0.0.1", "fd00::1"), policy("odd", policyTypes=["Sideways"]))
-    found = await status(Observed(Enforced(made.catalog, PolicyTables(None))))
+    found = await status(Observed(Enforced(made.catalog, PolicyTables(None), Histogram((1.0,)))))
     assert found.policies == PolicyCounts(isolated_pods=1, with_problems=1)
     [problem] = [problem for problem in found.problems if problem.reason == "InvalidNetworkPolicy"]
     assert (problem.severity, problem.message[:24]) == ("WARNING", "NetworkPolicy shop/odd: ")

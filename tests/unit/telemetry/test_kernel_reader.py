@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from kroute.base.histogram import Histogram
 from kroute.inspect.figures import Figures, read_figures
 from kroute.inspect.policies import Enforced
 from kroute.kernel.errors import KernelError
@@ -145,7 +146,7 @@ class SlowRefusals:
 async def test_what_policies_refused_is_read_no_more_often_than_it_costs() -> None:
     clock = Clock()
     catalog = Cluster(pod("web", "10.0.0.1"), ingress(name="clients")).catalog
-    reader = PolicyReader(Enforced(catalog, SlowRefusals(clock)), 10, clock)
+    reader = PolicyReader(Enforced(catalog, SlowRefusals(clock), Histogram((1.0,))), 10, clock)
     for pause, packets in ((0.0, 1), (COST_SHARE * 0.1 - 0.01, 1), (0.02, 2)):
         clock.now += pause
         assert (await reader.figures()).refused == [(("Ingress", "shop", "clients"), packets)]

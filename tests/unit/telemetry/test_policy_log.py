@@ -47,7 +47,7 @@ class Node:
         """The errno with which the kernel refuses to send packets."""
         self.cannot_count = False
         self._packets = asyncio.Queue[list[LoggedPacket] | KernelError]()
-        self.log = PolicyLog(Enforced(self.cluster.catalog, self, self.refusals), self.refusals, self.open)
+        self.log = PolicyLog(Enforced(self.cluster.catalog, self, None, self.refusals), self.refusals, self.open)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator["Node"]:

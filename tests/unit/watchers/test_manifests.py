@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from kroute.kernel import inotify
 from kroute.model.kinds import POLICY_KINDS, WATCHED
-from kroute.model.objects import EndpointSlice, LabelSelector, NetworkPolicy, Node, Service
+from kroute.model.objects import EndpointSlice, LabelSelector, NetworkPolicy, Node, Pod, Service
 from kroute.watchers import manifests as manifests_watcher
 from kroute.watchers.kubernetes.errors import ConfigurationError
 from kroute.watchers.manifests import ManifestWatcher, Part, read_manifest
@@ -406,3 +406,13 @@ async def test_changes_that_wait_to_be_read_do_not_keep_the_loop_busy(
         monkeypatch.undo()
         assert turns < 10
         assert await changes.next() == {"second.yaml"}
+
+
+@pytest.mark.parametrize("conditions", [[{"type": "Ready", "status": "True"}], None, "none"])
+def test_a_pod_is_read_without_its_conditions(tmp_path: Path, conditions: object) -> None:
+    """Those of a file say nothing of when something has changed."""
+    status = {"podIP": "10.244.1.5", "conditions": conditions}
+    path = write(tmp_path, "a.json", {"kind": "Pod", "metadata": {"name": "web"}, "status": status})
+    [found] = read_manifest(path)
+    assert isinstance(found, Pod)
+    assert (found.status.pod_ip, bytes(found.status.conditions)) == ("10.244.1.5", b"")

@@ -156,9 +156,9 @@ def key_of(item: Object) -> ObjectKey:
 class Cluster:
     """The objects, a catalog that follows them, and a node that has made every change of the plan."""
 
-    def __init__(self, *items: Object, limits: Limits = DEFAULTS) -> None:
+    def __init__(self, *items: Object, limits: Limits = DEFAULTS, all_pods: bool = False) -> None:
         self.objects: dict[tuple[str, ObjectKey], Object] = {}
-        self.catalog = PolicyCatalog(NODE, limits)
+        self.catalog = PolicyCatalog(NODE, limits, all_pods=all_pods)
         self.limits = limits
         self.node = Node()
         self.apply(*items)

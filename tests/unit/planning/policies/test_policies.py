@@ -15,7 +15,7 @@ from kroute.model.objects import (
     Pod,
 )
 from kroute.model.plan import Protocol
-from kroute.model.policy_plan import Direction, GroupChange, GroupKey, PodGroups, PortElement
+from kroute.model.policy_plan import NO_GROUPS, Direction, GroupChange, GroupKey, PodGroups, PortElement
 from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.planning.policies.rules import DEFAULTS, Limits
 from tests.unit.planning.policies.cluster import (
@@ -622,3 +622,50 @@ def test_nothing_is_planned_before_all_four_kinds_are_listed() -> None:
     change = catalog.plan_marked()
     assert change is not None
     assert set(change.pods) == {WEB}
+
+
+def test_where_all_pods_are_planned_an_address_is_known_until_its_pod_has_ended() -> None:
+    api, deny = pod("api", API, app="api"), policy("deny", selector={"matchLabels": {"app": "api"}})
+    made = Cluster(SHOP, BANK, pod("web", WEB, app="web"), api, FAR_POD, all_pods=True)
+    assert made.catalog.pods == {WEB: NO_GROUPS, API: NO_GROUPS}
+    change = made.after(pod("web", WEB, "fd00::1", app="web"), deny)
+    assert change.pods == {"fd00::1": NO_GROUPS, API: made.catalog.pods[API]}
+    assert made.catalog.pods[API].ingress is not None
+    made.delete(deny)
+    assert made.plan() is not None
+    assert made.after(pod("web", WEB, "fd00::1", phase="Succeeded")).pods == {WEB: None, "fd00::1": None}
+    assert made.catalog.pods == {API: NO_GROUPS}
+
+
+def ready(item: Object, at: str | None = "2026-11-28T10:00:00Z", status: str = "True") -> Object:
+    """The pod with the condition that its network is ready since this time, and with another one."""
+    condition = {"type": "PodReadyToStartContainers", "status": status, "lastTransitionTime": at, "lastProbeTime": None}
+    conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-11-28T09:00:00Z"}, condition]
+    return {**item, "status": {**item["status"], "conditions": conditions}}
+
+
+def test_a_change_says_since_when_the_network_of_new_isolated_pods_is_ready() -> None:
+    key, began = ObjectKey("shop", "web"), 1795860000.0
+    made = Cluster(SHOP, policy(selector={"matchLabels": {"app": "web"}}))
+    assert made.after(ready(pod("web", app="web"))).ready == {}
+    free, far = pod("free", "10.0.0.8", app="free"), pod("far", FAR, app="web", on="node2")
+    assert made.after(ready(pod("web", WEB, app="web")), ready(free), ready(far)).ready == {key: began}
+    assert made.after(ready(pod("web", WEB, "fd00::1", app="web"), at="2026-11-28T11:00:00Z")).ready == {}
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        pod("web", WEB),
+        ready(pod("web", WEB), status="False"),
+        ready(pod("web", WEB), at=None),
+        ready(pod("web", WEB), at="yesterday"),
+        ready(pod("web", WEB), at="0001-01-01T00:00:00"),
+        {**pod("web", WEB), "status": {"podIP": WEB, "conditions": None}},
+        {**pod("web", WEB), "status": {"podIP": WEB, "conditions": [7]}},
+        {**pod("web", WEB), "status": {"podIP": WEB, "conditions": "none"}},
+    ],
+)
+def test_a_pod_whose_condition_says_nothing_is_planned_like_others(item: Object) -> None:
+    change = Cluster(SHOP, policy()).after(item)
+    assert (set(change.pods), change.ready) == ({WEB}, {})

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from kroute.base.histogram import Histogram
 from kroute.checks.running_proxies import Sign
 from kroute.firewall.sets import SetFill
 from kroute.inspect.policies import Enforced
@@ -75,7 +76,9 @@ def policies(*items: Object) -> Enforced:
     """Those of a node with the pods `web` and `old`, whose ports of one name have other numbers."""
     pods = [cluster.pod(name, address, ports=[cluster.port("http", number)]) for name, address, number in PODS]
     catalog = Cluster(cluster.namespace("shop"), *pods, *items).catalog
-    return Enforced(catalog, Refusals(catalog))
+    lag = Histogram((1.0, 2.0))
+    lag.observe(1.5)
+    return Enforced(catalog, Refusals(catalog), lag)
 
 
 async def scraped(agent: Observed) -> dict[str, Series]:
@@ -138,6 +141,7 @@ async def test_what_network_policies_refuse(agent: Observed) -> None:
     assert found["kroute_policy_isolated_pods"] == {(): 2}
     assert found["kroute_policies_with_problems"] == {(): 0}
     assert found["kroute_policy_refused_packets_total"] == {("Ingress", "shop", "clients"): 6}
+    assert found["kroute_policy_lag_seconds_bucket"] == {("1",): 0, ("2",): 1, ("+Inf",): 1}
 
 
 async def test_series_of_policies_are_bounded_and_absent_where_none_are_enforced_or_the_kernel_is_silent() -> None:
