@@ -15,7 +15,6 @@ from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, Problem
-from kroute.model.policy_plan import kind_of
 from kroute.telemetry.event_writer import EventKey, EventText, EventWriter, Subject
 from kroute.telemetry.spam_filter import BURST, SECONDS_A_TOKEN, Decision, SpamFilter
 from kroute.watchers.kubernetes.server_presence import ApiWriter
@@ -63,6 +62,8 @@ class EventRecorder:
 
     def report_policy(self, key: ObjectKey, uid: str, problems: Sequence[Problem]) -> None:
         """Do the same with all problems of a network policy. When it has none any more, what was said is forgotten."""
+        from kroute.model.policy_plan import kind_of  # noqa: PLC0415  few nodes have policies
+
         about = Subject(kind_of(key), key.namespace, key.name, "")
         if not problems:
             self._said.pop(about, None)
