@@ -10,6 +10,7 @@ from tests.lab.firewall import NFTABLES, backend
 from tests.lab.namespaces import CommandError
 
 _NFT_FAMILIES = {"IPv4": "ip", "IPv6": "ip6"}
+_NFT_TABLE = re.compile(r"(?ms)^table ip6? kroute-policies \{.*?^\}\n")
 _COUNTERS = re.compile(r"(?m) *packets \d+ bytes \d+|^\[\d+:\d+\] ")
 _DROPPED = re.compile(r"packets (\d+) bytes \d+ drop|\[(\d+):\d+\] -A KROUTENP-\S* .*-j (?:DROP|QUEUE)")
 
@@ -31,9 +32,8 @@ def dropped(node: Node, family: str) -> int:
 def _listed(node: Node, family: str) -> str:
     """The rules of one family, with counters."""
     if backend() == NFTABLES:
-        table = _NFT_FAMILIES[family], "kroute-policies"
-        is_there = f"table {' '.join(table)}\n" in node.run("nft", "list", "tables")
-        return node.run("nft", "-a", "list", "table", *table) if is_there else ""
+        found = _NFT_TABLE.search(node.run("nft", "-a", "list", "ruleset", _NFT_FAMILIES[family]))
+        return found[0] if found else ""
     tool = "iptables" if family == "IPv4" else "ip6tables"
     lines = _saved(node, f"{tool}-legacy-save").splitlines(keepends=True)
     return "".join(line for line in lines if "KROUTENP-" in line)

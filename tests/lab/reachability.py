@@ -148,13 +148,13 @@ class Matrix:
             self._serve(name)
 
     @classmethod
-    async def build(cls, lab: Cluster) -> Self:
-        """Make the pods in a cluster without any, and their servers."""
+    async def build(cls, lab: Cluster, *nodes: str) -> Self:
+        """Make the pods in a cluster without any, and their servers. `nodes` are those with policies; none: all."""
         pods = {}
         for name, home in HOMES.items():
             pods[name] = await lab.node(home.node).pod(name.replace("/", "-"))
             assert (pods[name].ip, pods[name].ip6) == home[1:]
-        return cls(lab.nodes.values(), pods)
+        return cls([lab.node(name) for name in nodes or lab.nodes], pods)
 
     def services(self) -> list[Object]:
         """The Services of all pods, each with its endpoint."""
@@ -190,7 +190,7 @@ class Matrix:
             return calls.answered(set(passing), dropped)
 
     def dropped(self) -> int:
-        """How many packets all groups of all nodes have dropped."""
+        """How many packets all groups of the nodes have dropped."""
         return sum(policy_state.dropped(node, family) for node in self._nodes for family in self.families)
 
     @contextlib.contextmanager

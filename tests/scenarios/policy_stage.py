@@ -1,7 +1,7 @@
 """The pods of `tests/lab/reachability.py` and agents that enforce policies; what the oracle says of the pods' calls."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.lab.feed import Feed, feed_for
 from tests.lab.objects import Object, identity
 from tests.lab.reachability import HOMES, PODS, Matrix, Way
 from tests.scenarios.test_network_policies import SETTINGS, Policies
-from tests.unit.planning.policies.oracle import World
+from tests.unit.planning.policies.oracle import World, ends
 
 SHOWN = 30
 """Wrong ways that a failure names."""
@@ -79,6 +79,15 @@ def allowed(world: World, tried: Collection[Way]) -> set[Way]:
     packets = {way.packet for way in tried}
     passing = {packet for packet in packets if world.allows(*packet)}
     return {way for way in tried if way.packet in passing}
+
+
+def refused_throughout(worlds: Sequence[World], way: Way) -> bool:
+    """Whether one end of the call refuses it in all of these worlds."""
+    source, destination, *port = way.packet
+    return any(
+        not any(world.permits(*end, *port) for world in worlds)  # type: ignore[arg-type]  # number and protocol
+        for end in ends(source, destination)
+    )
 
 
 def described(wrong: Collection[Way], expected: Collection[Way]) -> str:
