@@ -1,9 +1,10 @@
 """The chart's value has kroute enforce the API server's network policies, and its end opens the pods."""
 
 import re
+from functools import partial
 from typing import Any
 
-from tests.cluster.agents import said
+from tests.cluster.agents import events, said
 from tests.cluster.installation import upgrade
 from tests.cluster.machines import Cluster, Host
 from tests.cluster.web import Web
@@ -72,6 +73,10 @@ AGAINST_ONE_CLIENT: dict[str, Any] = {
         "subject": pods_of_default("web"),
         "ingress": [{"action": "Deny", "from": [pods_of_default("client-node2")]}],
     },
+}
+NOT_UNDERSTOOD = {
+    **AGAINST_ONE_CLIENT,
+    "spec": {**AGAINST_ONE_CLIENT["spec"], "ingress": [{"action": "Log", "from": [pods_of_default("client-node1")]}]},
 }
 
 
@@ -148,8 +153,10 @@ def test_a_policy_of_the_cluster_counts_when_its_kind_has_come_and_ends_with_it(
                 cluster.wait_until("the client that the rule names is refused", calls.is_refused)
                 assert calls.is_served("node1")
             cluster.wait_until("without the policy all are served", lambda: calls.is_served("node2"))
-            cluster.apply(AGAINST_ONE_CLIENT)
-            cluster.wait_until("the client is refused again", calls.is_refused)
+            cluster.apply(NOT_UNDERSTOOD)
+            cluster.wait_until("what is not understood denies everything", calls.is_refused)
+            about = "involvedObject.kind=ClusterNetworkPolicy", "reason=InvalidNetworkPolicy"
+            cluster.wait_until("an Event says so", partial(events, cluster, *about))
         cluster.wait_until("without the kind all are served", lambda: calls.is_served("node2"))
     finally:
         upgrade(cluster, "--set", "settings.network-policies=false")
