@@ -54,6 +54,7 @@ bench: ## measure kroute, and write docs/performance.md (ONLY=headline, ONLY=dat
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.unasked --publish)
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.outage --parts agent,servers --publish)
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.hashing --publish)
+	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.policies --publish)
 
 lint: ## check style, types, the direction of imports, and the links of the pages
 	@scripts/setup unit

@@ -62,15 +62,15 @@ async def run(plan: Plan, say: Say) -> AsyncIterator[list[Figures]]:
                 node_under_test() as node,
                 Session.open(node, Measured(services, plan.endpoints), PROXIES[name].firewall) as session,
             ):
-                measurement = _Measurement(session, plan, FLOORS if name == NOTHING else list(WAYS))
+                measurement = Measurement(session, plan, FLOORS if name == NOTHING else list(WAYS))
                 figures = {"proxy": name, "services": services, "lab": node.lab}
                 found.append(figures | await measurement.figures(PROXIES[name]))
             say(f"{PROXIES[name].title}, {services} Services: {_briefly(found[-1])}")
             yield found
 
 
-class _Measurement:
-    """All ways through one proxy at one size."""
+class Measurement:
+    """Some ways through one proxy at one size."""
 
     def __init__(self, session: Session, plan: Plan, ways: Sequence[str]) -> None:
         self._session = session
@@ -80,7 +80,7 @@ class _Measurement:
 
     async def figures(self, proxy: Proxy) -> Figures:
         """Measure. `start` is in seconds, None if the proxy does not get there."""
-        await self._prepare()
+        await self.prepare()
         try:
             try:
                 start = await self._start(proxy)
@@ -88,11 +88,12 @@ class _Measurement:
                 return {"start": None, "why": str(error)}
             if start:
                 await self._node.ask("signal", name="SIGSTOP")  # no packet passes through it, so it is to cost nothing
-            return {"start": start, "ways": await self._measured()}
+            return {"start": start, "ways": await self.measured()}
         finally:
             await self._node.ask("command", argv=["bash", "-c", CLEANUP])
 
-    async def _prepare(self) -> None:
+    async def prepare(self) -> None:
+        """Make the namespaces of the clients and of the endpoints, and start the load generator."""
         load = self._node.shared / "load"
         await asyncio.to_thread(subprocess.run, ["cc", "-O2", "-o", load, _SOURCE], check=True)
         await self._node.ask("command", argv=["bash", "-c", topology()])
@@ -113,7 +114,7 @@ class _Measurement:
             return synchronized - started
         return 0.0
 
-    async def _measured(self) -> dict[str, Figures]:
+    async def measured(self) -> dict[str, Figures]:
         """Every way in turn, round by round, so that a slow minute of the host meets all of them."""
         plan = self._plan
         for name in self._ways:

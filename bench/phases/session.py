@@ -164,13 +164,17 @@ class Session:
 
     def delete_service(self, number: int) -> None:
         """Delete a Service and its endpoints."""
-        for item in (self.workload.service(number), self.workload.slice(number)):
-            self.api.delete(item["kind"], item["metadata"]["name"], item["metadata"]["namespace"])
-            self._sent[item["kind"]].note(self.api.store.revision)
+        self.delete(self.workload.service(number))
+        self.delete(self.workload.slice(number))
 
     def apply(self, item: Object) -> None:
         """Create or replace an object."""
         self._sent[item["kind"]].note(int(self.api.apply(item)["metadata"]["resourceVersion"]))
+
+    def delete(self, item: Object) -> None:
+        """Delete an object."""
+        self.api.delete(item["kind"], item["metadata"]["name"], item["metadata"].get("namespace", ""))
+        self._sent[item["kind"]].note(self.api.store.revision)
 
     def unread_for(self, statistics: Statistics, now: float) -> float:
         """For how many seconds the oldest change has waited that the agent had not read when it answered this."""

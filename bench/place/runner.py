@@ -120,6 +120,15 @@ class Runner:
         except TimeoutError:
             raise TimeoutError(f"{what} {arguments}; the end of the log: {self._log.read_text()[-1000:]}") from None
 
+    async def do_logged(self, texts: list[str], within: float) -> float:
+        """Wait until the proxy has logged all of these. Returns the Unix time."""
+        async with asyncio.timeout(within):
+            while not all(map(self._log.read_text().__contains__, texts)):
+                if self._running().poll() is not None:
+                    raise RuntimeError(f"it ended: {self._log.read_text()[-2000:]}")
+                await asyncio.sleep(_READY_POLL)
+        return time.time()
+
     async def do_nft_differences(self, expected: dict[str, list[str]]) -> int:
         """How many Services have other endpoints than expected in kube-proxy's table."""
         return await asyncio.to_thread(looks.nft_differences, expected)

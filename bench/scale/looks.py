@@ -8,15 +8,19 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from bench.phases.lengths import BenchError
 from bench.workload import PORT, TARGET_PORT
 from kroute.kernel.ipvs.outlines import OutlineReader, parse_outline, read_real_servers
 from kroute.kernel.nftables.messages import NFNLGRP_NFTABLES
+from tests.lab.namespaces import enter
 
 _NETLINK_NETFILTER = 12
 _POLL = 0.004
 _SYNC_POLL = 0.5
+_ARRIVES_WITHIN = 0.001
+_IN_A_ROW = 3
 _BUFFER = 1 << 24
 _LAST_SYNC = re.compile(r'^kubeproxy_sync_proxy_rules_last_timestamp_seconds\{ip_family="IPv4"\} (\S+)$', re.MULTILINE)
 _SERVICE = re.compile(r"\tchain service-[A-Z0-9]+-(\S+)/tcp/\S* \{\n(.*?)\n\t\}", re.DOTALL)
@@ -67,6 +71,22 @@ async def first_sync(port: int, within: float) -> float:
             await asyncio.sleep(_SYNC_POLL)
 
 
+async def datagrams(source: Sequence[str], destination: Sequence[str], passes: bool, within: float) -> float:
+    """Send datagrams until some in a row pass, or do not. Returns the Unix time at which the first of these was sent.
+
+    Each end is the path of a network namespace, and an address in it. Nobody answers, so each begins a connection.
+    """
+    agreeing: list[float] = []
+    with _datagram_socket(*source) as sender, _datagram_socket(*destination) as receiver:
+        async with asyncio.timeout(within):
+            while len(agreeing) < _IN_A_ROW:
+                sent = time.time()
+                sender.sendto(b"", receiver.getsockname())
+                await asyncio.sleep(_ARRIVES_WITHIN)
+                agreeing = [*agreeing, sent] if _has_come(receiver) is passes else []
+    return agreeing[0]
+
+
 def nft_differences(expected: Mapping[str, Sequence[str]]) -> int:
     """How many of these Services have other endpoints than expected in kube-proxy's table. Keys are NAMESPACE/NAME."""
     command = ["nft", "list", "table", "ip", "kube-proxy"]
@@ -75,6 +95,26 @@ def nft_differences(expected: Mapping[str, Sequence[str]]) -> int:
         raise BenchError(f"{' '.join(command)}: {done.stderr}")
     found = {name: set(_ENDPOINT.findall(rules)) for name, rules in _SERVICE.findall(done.stdout)}
     return sum(found.get(name) != set(addresses) for name, addresses in expected.items())
+
+
+def _datagram_socket(namespace: str, address: str) -> socket.socket:
+    with Path("/proc/thread-self/ns/net").open() as home, Path(namespace).open() as place:
+        enter(place.fileno())
+        try:
+            made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        finally:
+            enter(home.fileno())
+    made.setblocking(False)
+    made.bind((address, TARGET_PORT))
+    return made
+
+
+def _has_come(receiver: socket.socket) -> bool:
+    try:
+        receiver.recv(1)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _get(url: str) -> str:

@@ -42,13 +42,16 @@ def kube_proxy(mode: str) -> Callable[[Path], list[str]]:
     return command
 
 
-def _kube_router(kubeconfig: Path) -> list[str]:
+def kube_router(kubeconfig: Path, *, firewall: bool = False) -> list[str]:
+    """The command line of kube-router as a service proxy, which may enforce network policies as well."""
     options = {
         "run-service-proxy": "true",
-        **dict.fromkeys(("run-router", "run-firewall", "run-loadbalancer", "enable-cni"), "false"),
+        "run-firewall": str(firewall).lower(),
+        **dict.fromkeys(("run-router", "run-loadbalancer", "enable-cni"), "false"),
         "kubeconfig": kubeconfig,
         "hostname-override": NODE,
         "service-cluster-ip-range": SERVICE_RANGE,
+        "cache-sync-timeout": "5m",  # on a slow machine the default, a minute, is short for 10,000 Pods
     }
     return [str(required("kube-router")), *(f"--{name}={value}" for name, value in options.items())]
 
@@ -58,5 +61,5 @@ PROXIES: Mapping[str, Proxy] = {
     KROUTE: Proxy("kroute"),
     "nftables": Proxy("kube-proxy, nftables", "kube-proxy", kube_proxy("nftables"), says_when=True, in_nft=True),
     "ipvs": Proxy("kube-proxy, IPVS", "kube-proxy", kube_proxy("ipvs"), says_when=True),
-    "kube-router": Proxy("kube-router", "kube-router", _kube_router),
+    "kube-router": Proxy("kube-router", "kube-router", kube_router),
 }

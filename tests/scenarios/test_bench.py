@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from bench import policies
 from bench.datapath import measure
 from bench.datapath.ways import FLOORS, WAYS
 from bench.phases import start
 from bench.phases.lengths import BenchError, Lengths
 from bench.phases.session import Session
 from bench.place.batch_tools import expected_content
-from bench.run import PHASES, Plan, run
+from bench.run import PHASES, Plan, circumstances, run
 from bench.workload import Workload
 
 pytestmark = pytest.mark.legacy  # the batch tools in C that it measures are ipset and iptables
@@ -107,4 +108,16 @@ async def test_every_way_of_a_packet_through_each_proxy_is_measured():
         for figures in node["ways"].values():
             assert figures["connect"]["seconds"] >= figures["first"]["p50"] > 0
             assert figures["request"]["seconds"] > 0
+    assert not agents_of_a_bench(), "one would burden every later test in this machine"
+
+
+@pytest.mark.nftables
+async def test_what_network_policies_cost_is_measured():
+    calls = measure.Plan((), 0, (), rounds=1, connections=20, requests=20)
+    plan = policies.Plan(pods=20, local=4, sizes=(0, 5), changes=1, calm=0.1, calls=calls)
+    found = await the_last_of(policies.run(plan, 1, ["kroute-nftables"]))
+    [figures] = found.values()
+    assert all(change["comes"] > 0 < change["goes"] for change in figures["changes"].values())
+    assert all(figures["with"][size]["ways"].keys() == set(policies.CALLS) for size in ("0", "5"))
+    assert policies.markdown({**circumstances(), "load_after": 0.0, **plan._asdict(), "proxies": found})
     assert not agents_of_a_bench(), "one would burden every later test in this machine"
