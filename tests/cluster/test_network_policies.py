@@ -116,7 +116,10 @@ def test_a_policy_lets_the_pods_that_it_names_reach_a_service_and_ends_with_the_
         told = {(it.get("source_pod"), it["namespace"], *it["policies"]) for it in packets}
         return ("default/client-node2", "default", "web") in told
 
-    settings = "network-policies", "policy-log", "policy-default-deny"
+    def is_cut() -> bool:
+        return any(line["event"] == "connections.cut" for line in said(cluster))
+
+    settings = "network-policies", "policy-log", "policy-default-deny", "policy-cuts-connections"
     upgrade(cluster, *(word for name in settings for word in ("--set", f"settings.{name}=true")))
     try:
         with cluster.having(FOR_ONE_CLIENT):
@@ -132,6 +135,7 @@ def test_a_policy_lets_the_pods_that_it_names_reach_a_service_and_ends_with_the_
         cluster.wait_until("without the policy all are served", lambda: is_served("node2"))
         cluster.apply(FOR_ONE_CLIENT)
         cluster.wait_until("the other client is refused again", is_refused)
+        cluster.wait_until("its connections of before are cut", is_cut)
     finally:
         upgrade(cluster, *(word for name in settings for word in ("--set", f"settings.{name}=false")))
     cluster.wait_until("without the setting all are served", lambda: is_served("node2"))
