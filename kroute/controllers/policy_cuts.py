@@ -66,14 +66,14 @@ class PolicyCuts:
         """What the firewall has been told to drop, the oldest first."""
         self._suspects: set[str] = set()
         self._allowed: set[Ends] = set()
-        """What is known to be allowed since the last suspects came: a look goes on where the one before has ended."""
+        """What is known to be allowed since its ends were suspected: a look goes on where the one before has ended."""
         self._may_look = float("-inf")
 
     def suspect(self, addresses: Iterable[str]) -> None:
         """Note isolated pods of this node that may be allowed less than before, by their addresses."""
         if new := set(addresses):
             self._suspects |= new
-            self._allowed.clear()
+            self._allowed -= {ends for ends in self._allowed if not new.isdisjoint((ends.source, ends.destination))}
 
     def next_due(self) -> float | None:
         """When, on the controller's clock, the next look is due; None without suspects."""

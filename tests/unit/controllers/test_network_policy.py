@@ -422,6 +422,22 @@ async def test_many_connections_are_judged_in_several_looks(cutting: Node, monke
     assert cutting.controller.next_due() is None
 
 
+async def test_looks_go_on_where_they_have_ended_while_other_pods_change(
+    cutting: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kroute.controllers.policy_cuts.MOST_JUDGED", 3)
+    many = [connection(f"10.9.0.{number}", 2000 + number, WEB_ADDRESS, at=8080) for number in range(20)]
+    cutting.conntrack.add_flows(*many, protocol=TCP)
+    cutting.apply(
+        ingress(block("10.9.0.0/29"), selector={"matchLabels": {"app": "web"}}), pod("db", "10.244.1.6", app="db")
+    )
+    for number in range(20):
+        cutting.apply(ingress(block(f"10.8.0.{number}/32"), name="db", selector={"matchLabels": {"app": "db"}}))
+        await cutting.controller.step()
+        cutting.clock.now += 60
+    assert not left(cutting) & {flow.source_port for flow in many[8:]}
+
+
 async def test_connections_go_on_unless_they_are_to_be_cut(node: Node) -> None:
     async with node.conntrack:
         node.conntrack.add_flows(*CONNECTIONS, protocol=TCP)
