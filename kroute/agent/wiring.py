@@ -68,6 +68,9 @@ SLICE = 64
 WORK = 4000
 """Virtual servers, real servers and set entries planned at most between two looks at the event loop."""
 
+GATHERED = 0.02
+"""Seconds for which changes are planned together at most, while a controller has not taken the plans before them."""
+
 
 class Agent:
     """kroute on one node, which has these `interfaces` and this `kernel`. The caller keeps `kernel` open meanwhile.
@@ -220,6 +223,8 @@ class Agent:
             if self._catalog.ready and (due := self._catalog.due_in()) is not None:
                 alarm.set(time.monotonic() + due)
             await self._changed.wait()
+            if self._broadcaster.has_started:
+                await self._broadcaster.taken(GATHERED)
             self._changed.clear()
             while self._catalog.ready and self._catalog.has_marked:
                 plans = self._catalog.plan_marked(SLICE, WORK)

@@ -85,8 +85,11 @@ def _bounded(value: Any) -> Any:
 
 
 def stamped(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Remember the event in RECENT, and add the time to it: a structlog processor that reads the clock once."""
-    now = time.time()
+    """Remember the event in RECENT, and add the time to it: a structlog processor that reads the clock once.
+
+    The lines of a block of `written_together` have the time of its beginning.
+    """
+    now = time.time() if _Lines.held is None else _Lines.since
     if event["event"] not in FREQUENT:
         RECENT.remember(event, now)
     event["timestamp"] = datetime.fromtimestamp(now, UTC).isoformat().replace("+00:00", "Z")
@@ -110,6 +113,8 @@ class _Lines:
 
     held: ClassVar[list[str] | None] = None
     """The lines of a block of `written_together`; None outside of one."""
+    since: ClassVar[float]
+    """When that block began, as Unix time."""
 
     def __init__(self, *_names: object) -> None:
         pass
@@ -133,7 +138,7 @@ def _write(lines: str) -> None:
 def written_together() -> Iterator[None]:
     """Have the lines of a `with` block, in which nothing is awaited, written at once: each write is a system call."""
     lines: list[str] = []
-    _Lines.held = lines
+    _Lines.held, _Lines.since = lines, time.time()
     try:
         yield
     finally:

@@ -95,23 +95,23 @@ class ChangeObserver:
         self.programming = NetworkProgramming(now)
         self.newest: deque[Measurement] = deque(maxlen=KEPT)
         self.counts: Counter[str] = Counter()
-        self.last_read = 0.0
         self.ineligible: str | None = None
         """Why load balancers should send no new connections to this node, if they should not: kube-proxy's rule
         (proxy_health.go, SyncNode). None also before the Node object is known."""
         self._clock = clock
-        self._now = now
         self._node = ObjectKey("", node_name)
         self._latency = Histogram(LATENCY_BOUNDS)
         self._read_at: float | None = None
+        self._last_read: float | None = None
         self._underway: dict[ObjectKey, list[_Underway]] = {}
         self._pending: dict[str, set[ObjectKey]] = {kind.__name__: set() for kind in (Service, EndpointSlice)}
+        self._unplanned: set[ObjectKey] = set()
 
     def read(self, changes: Sequence[Change]) -> None:
         """Record changes that have been read and go to the catalog."""
-        self.last_read = self._now()
+        self._last_read = self._clock()
         if self._read_at is None:
-            self._read_at = self._clock()
+            self._read_at = self._last_read
         for change in changes:
             match change:
                 case Applied(item, triggered):
@@ -140,13 +140,14 @@ class ChangeObserver:
         """Record that everything read has been planned. A change without a new plan is completed."""
         self._read_at = None
         self.programming.planned(self._underway)
-        for keys in self._pending.values():
-            keys.intersection_update(self._underway)
+        unplanned, self._unplanned = self._unplanned, set()
+        self._forget(key for key in unplanned if key not in self._underway)
 
     def passed(self, stage: Stage, plans: Iterable[Revision]) -> None:
         """Record plans that have passed a stage."""
         if not self._underway:
             return
+        now: float | None = None
         for plan in plans:
             underway = self._underway.get(plan.key)
             if underway is None:
@@ -155,7 +156,14 @@ class ChangeObserver:
                 if one.generation <= plan.generation:
                     one.before.discard(stage)
             if not underway[0].before:
-                self._done(plan.key, underway)
+                if now is None:
+                    now = self._clock()
+                self._done(plan.key, underway, now)
+
+    @property
+    def last_read(self) -> float:
+        """When changes were read last, as Unix time; 0 before the first ones."""
+        return 0.0 if self._last_read is None else self.programming.now() - (self._clock() - self._last_read)
 
     def pending(self, kind: type[Service | EndpointSlice]) -> int:
         """Of how many Services changes of this kind have been read and are not in the kernel yet.
@@ -173,12 +181,11 @@ class ChangeObserver:
             oldest=self._clock() - oldest if oldest is not None else 0.0,
         )
 
-    def _done(self, key: ObjectKey, underway: list[_Underway]) -> None:
-        """Measure the plans that have passed all stages.
+    def _done(self, key: ObjectKey, underway: list[_Underway], now: float) -> None:
+        """Measure the plans that have now passed all stages.
 
         These are the first ones: a stage passes older plans with newer ones.
         """
-        now = self._clock()
         while underway and not underway[0].before:
             seconds = now - underway.pop(0).since
             self._latency.observe(seconds)
@@ -186,6 +193,10 @@ class ChangeObserver:
         if not underway:
             del self._underway[key]
             self.programming.done(key)
+            self._forget((key,))
+
+    def _forget(self, planned: Iterable[ObjectKey]) -> None:
+        for key in planned:
             for keys in self._pending.values():
                 keys.discard(key)
 
@@ -193,6 +204,7 @@ class ChangeObserver:
         self.counts[kind.__name__] += 1
         if key is not None and kind.__name__ in self._pending:
             self._pending[kind.__name__].add(key)
+            self._unplanned.add(key)
 
 
 class NetworkProgramming:
@@ -203,7 +215,7 @@ class NetworkProgramming:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.durations = {family: Histogram(NETWORK_BOUNDS) for family in FAMILIES}
-        self._now = now
+        self.now = now
         self._started = now()
         self._read: dict[ObjectKey, list[_Trigger]] = {}
         self._underway: dict[ObjectKey, list[_Trigger]] = {}
@@ -231,7 +243,7 @@ class NetworkProgramming:
 
     def _observe(self, triggered: Collection[_Trigger]) -> None:
         for family, moment in triggered:
-            self.durations[family].observe(max(0.0, self._now() - moment))
+            self.durations[family].observe(max(0.0, self.now() - moment))
 
 
 def _why_ineligible(node: Node) -> str | None:

@@ -233,9 +233,10 @@ class VirtualServers:
         if gone or not_ours:
             self._ledger.record(VirtualServerDeleted(key) for key in [*gone, *not_ours])
         self._edits.conclude(changes, refusals)
+        now = self._status.clock()
         for key, planned in edits.items():
             if key not in refusals:
-                self._remember(key, planned)
+                self._remember(key, planned, now)
 
     def _edit(self, key: VirtualServerKey, desired: VirtualServer | None, there: There | None) -> Edit:
         if desired is None:
@@ -246,7 +247,7 @@ class VirtualServers:
         self.weights.begin(applied, desired, draining)
         return edit(applied, self._effective(desired), draining, there)
 
-    def _remember(self, key: VirtualServerKey, written: Edit) -> None:
+    def _remember(self, key: VirtualServerKey, written: Edit, now: float) -> None:
         desired = self.desired.desired(key)
         if desired is None or written.is_deletion:
             self._drains.forget(key)
@@ -256,7 +257,7 @@ class VirtualServers:
         deleted = [change.real_server for change in written.changes if isinstance(change, DeleteRealServer)]
         self._drains.stop(key, deleted + [(address, port) for address, port, _ in desired.real_servers])
         for real_server in written.draining:
-            self._drains.start(key, real_server, self._status.clock())
+            self._drains.start(key, real_server, now)
         # A virtual server that loses its last real server keeps its options in the kernel until it is deleted.
         served = replace(self.desired.applied[key], real_servers=()) if is_nothing(desired) else desired
         self.desired.note_applied(key, self._effective(served))

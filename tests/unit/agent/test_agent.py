@@ -115,6 +115,40 @@ async def test_a_change_goes_out_at_once_and_what_waits_goes_out_together() -> N
         assert await taken(subscription) == ["s1", "s2", "s3"]
 
 
+async def test_changes_are_planned_together_while_a_controller_has_not_taken_the_plans_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "GATHERED", 60.0)
+    agent = new_agent()
+    subscription = agent._broadcaster.subscribe("s")
+
+    def take() -> list[str]:
+        return [[each.key.name for each in it.take().values()] for it in agent._broadcaster._subscriptions][-1]
+
+    async with asyncio.timeout(60), running(agent._plan()):
+        agent._take([*map(Applied, SERVICES), *LISTED])
+        await taken(subscription)
+        take()
+        for number in (1, 2, 3):
+            agent._take([Applied(endpoint_slice(f"e{number}", "10.244.1.9", of=f"s{number}"))])
+            for _ in range(10):
+                await asyncio.sleep(0)
+        assert take() == ["s1"]
+        assert await taken(subscription) == ["s2", "s3"]
+
+
+async def test_controllers_that_take_no_plans_do_not_end_the_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GATHERED", 0.001)
+    agent = new_agent()
+    subscription = agent._broadcaster.subscribe("s")
+    async with asyncio.timeout(60), running(agent._plan()):
+        agent._take([*map(Applied, SERVICES), *LISTED])
+        await taken(subscription)
+        for number in (1, 2):
+            agent._take([Applied(endpoint_slice(f"e{number}", "10.244.1.9", of=f"s{number}"))])
+            assert await taken(subscription) == [f"s{number}"]
+
+
 async def test_a_small_change_behind_a_large_one_does_not_wait_for_its_subscribers() -> None:
     """The slices of a large change are published one by one, so a controller begins with the first."""
     agent = new_agent()

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from kroute.base.logs import LONGEST_FIELD, RECENT, RecentEvents, bounded, stamped
+from kroute.base.logs import LONGEST_FIELD, RECENT, RecentEvents, bounded, stamped, written_together
 
 
 def logged(value: object) -> object:
@@ -85,6 +85,15 @@ def test_lines_that_belong_together_are_written_at_once() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[2, 1]\n"
+
+
+def test_lines_that_belong_together_have_the_time_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([1.0, 2.0])
+    monkeypatch.setattr("kroute.base.logs.time.time", lambda: next(moments))
+    with written_together():
+        together = [stamped(None, "info", {"event": "one"})["timestamp"] for _ in range(2)]
+    alone = stamped(None, "info", {"event": "two"})["timestamp"]
+    assert [*together, alone] == ["1970-01-01T00:00:01Z"] * 2 + ["1970-01-01T00:00:02Z"]
 
 
 def test_a_remembered_event_keeps_none_of_its_fields() -> None:
