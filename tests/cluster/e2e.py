@@ -123,8 +123,11 @@ class Suite:
         with ThreadPoolExecutor(STREAMS) as threads:
             portions = [together[number::count] for number in range(count)]
             running = [threads.submit(self._portion, f"{number}", it) for number, it in enumerate(portions)]
-            for done in as_completed(running):
-                yield done.result()
+            try:
+                for done in as_completed(running):
+                    yield done.result()
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)  # those that have not begun, if this is interrupted
         for number, case in enumerate(case for case in wanted if case not in together):
             yield self._portion(f"alone-{number}", [case])
 
