@@ -87,11 +87,13 @@ class OneNode:
         assert ended in ({0} if last == NEVER else {0, -signal.SIGKILL}), "the child has failed"
         return self._steps.read_text().split() if ended == 0 else []
 
-    def shows(self, *states: list[Object], ways: Collection[Way] | None = None) -> None:
-        """Make these calls, or all. Expect that what all states refuse is refused, and what all allow passes."""
+    def shows(self, *states: list[Object], ways: Collection[Way] | None = None, are_served: bool = True) -> None:
+        """Make these calls, or all. Expect that what all states refuse is refused, and what all allow passes, if it is
+        to be served.
+        """
         tried = self.ways if ways is None else ways
         worlds = [World(state, self._node.name) for state in states]
-        passing = set.intersection(*(allowed(world, tried) for world in worlds))
+        passing = set.intersection(*(allowed(world, tried) for world in worlds)) if are_served else set[Way]()
         refused = {way for way in tried if refused_throughout(worlds, way)}
         answered = self._matrix.call(tried, passing, refused)
         assert not (wrong := (answered & refused) | (passing - answered)), described(wrong, passing)
