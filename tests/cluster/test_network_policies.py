@@ -116,6 +116,15 @@ def test_a_policy_lets_the_pods_that_it_names_reach_a_service_and_ends_with_the_
         told = {(it.get("source_pod"), it["namespace"], *it["policies"]) for it in packets}
         return ("default/client-node2", "default", "web") in told
 
+    def is_explained(name: str) -> bool:
+        command = f"kubectl kroute explain pod/default/{name}:8080 --from pod/default/client-node2; echo code $?"
+        answers = cluster.run("sh", "-c", command)
+        by_both = [
+            f"ingress of default/{name}: refused; isolated by default/web",
+            "egress of default/client-node2: allowed",
+        ]
+        return all(one in answers for one in by_both) and answers.endswith("code 3\n")
+
     def is_cut() -> bool:
         return any(line["event"] == "connections.cut" for line in said(cluster))
 
@@ -126,6 +135,7 @@ def test_a_policy_lets_the_pods_that_it_names_reach_a_service_and_ends_with_the_
             cluster.wait_until("the other client is refused", is_refused)
             cluster.wait_until("the log names it and the policy", is_told)
             assert is_served("node1")
+            assert all(is_explained(name) for name in web.names())
             cluster.kubectl("rollout", "restart", "deployment/web")  # the kubelets' probes pass, and new pods are known
             cluster.kubectl("rollout", "status", "deployment/web", "--timeout=10m")
             cluster.wait_until("the new pods are served", lambda: is_served("node1"))

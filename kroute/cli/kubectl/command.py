@@ -26,6 +26,7 @@ from kroute.cli.terminal.output import (
     DONE,
     FAILURE,
     NO_AGENT,
+    NOT_SERVED,
     CommandRefusedError,
     SectionGroup,
     complain,
@@ -219,9 +220,14 @@ def show_(what: tuple[str, ...], *, output: str, **options: Any) -> int:
 @output_option
 @cluster_options
 def explain(target: str, *, client: str | None, output: str, **options: Any) -> int:
-    """Say for each node why a packet to ADDRESS:PORT goes where it goes, as `kroute explain` does there."""
-    source = ("--from", client) if client is not None else ()
-    return _answered(options, lambda kubectl, pods: _run(kubectl, pods, ("explain", *source, target), output))
+    """Say for each node why a packet to ADDRESS:PORT goes where it goes, as `kroute explain` does there.
+
+    Of a connection to pod/NAMESPACE/NAME:PORT each node says what network policies of its own pods allow. The command
+    ends with 3 if any of them refuses it.
+    """
+    words = ("explain", *(("--from", client) if client is not None else ()), target)
+    is_pod = target.startswith("pod/")
+    return _answered(options, lambda kubectl, pods: _run(kubectl, pods, words, output, each_decides=is_pod))
 
 
 @plugin.command()
@@ -323,23 +329,31 @@ async def _status(kubectl: Kubectl, pods: Sequence[AgentPod], how: str, *, of_al
     return FAILURE if fleet.names() or fleet.without_pod else DONE
 
 
-async def _run(kubectl: Kubectl, pods: Sequence[AgentPod], words: Sequence[str], how: str) -> int:
-    """Run a command on every node, and print the outputs one below the other, with the marks of the survey."""
+async def _run(
+    kubectl: Kubectl, pods: Sequence[AgentPod], words: Sequence[str], how: str, *, each_decides: bool = False
+) -> int:
+    """Run a command on every node, and print the outputs one below the other, with the marks of the survey.
+
+    `each_decides`: a node that refuses does not disagree with the others.
+    """
     remote = "json" if how in FOR_PROGRAMS else how
     asked = _outputs(kubectl, pods, [*words, "--output", remote])
     nodes, outputs = await asyncio.gather(survey(kubectl, pods), asked)
     answers = [printing.answer(node, output) for node, output in zip(nodes, outputs, strict=True)]
-    show(printing.NodeAnswers(items=printing.marked(answers)), how, printing.print_answers)
-    return code_of(answers)
+    items = answers if each_decides else printing.marked(answers)
+    show(printing.NodeAnswers(items=items), how, printing.print_answers)
+    return code_of(answers, each_decides=each_decides)
 
 
-def code_of(answers: Sequence[printing.NodeAnswer]) -> int:
+def code_of(answers: Sequence[printing.NodeAnswer], *, each_decides: bool = False) -> int:
     """The exit code of a command that every node has run: the nodes' own, FAILURE if they disagree about it."""
     if any(answer.error for answer in answers):
         return FAILURE
     codes = {answer.exit_code for answer in answers}
     if codes == {DONE, DIFFERENT}:
         return DIFFERENT
+    if each_decides and codes == {DONE, NOT_SERVED}:
+        return NOT_SERVED
     if len(codes) > 1 or (codes == {DONE} and any(answer.differences for answer in answers)):
         return FAILURE
     return codes.pop()

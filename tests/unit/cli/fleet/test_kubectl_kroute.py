@@ -21,7 +21,7 @@ from kroute.cli.fleet import survey
 from kroute.cli.kubectl import command, top
 from kroute.cli.kubectl.printing import NodeAnswer
 from kroute.cli.show.live import RateList, RateRow
-from kroute.cli.terminal.output import DIFFERENT, DONE, FAILURE, NO_AGENT
+from kroute.cli.terminal.output import DIFFERENT, DONE, FAILURE, NO_AGENT, NOT_SERVED
 from kroute.model.document import encode
 from tests.unit.cli.fleet.cluster import BEHIND, Cluster, cluster
 
@@ -271,6 +271,18 @@ async def test_plan_tells_something_to_change_from_a_failure(
 def test_the_exit_code_is_that_of_the_nodes_if_they_agree(codes: tuple[int, ...], code: int) -> None:
     assert command.code_of([NodeAnswer(f"node{it}", it) for it in codes]) == code
     assert command.code_of([NodeAnswer("a", error="no"), *(NodeAnswer("b", it) for it in codes)]) == FAILURE
+
+
+async def test_a_pod_is_refused_a_connection_if_any_node_refuses_it(
+    nodes: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, code in (("node1", DONE), ("node2", NOT_SERVED), ("node3", DONE)):
+        await nodes.node(name, port_is_open=True)
+        program(tmp_path, name, '{"items": []}', code, "explain*")
+    code, items = await asked(nodes, capsys, "explain", "pod/shop/web-1:80", "--from", "pod/shop/client")
+    assert (code, items["node2"]["differences"]) == (NOT_SERVED, [])
+    code, items = await asked(nodes, capsys, "explain", "10.96.0.10:80")
+    assert (code, items["node2"]["differences"]) == (FAILURE, ["exit code 3, others 0"])
 
 
 def test_nodes_that_differ_are_no_success() -> None:
