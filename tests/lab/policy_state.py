@@ -35,15 +35,15 @@ def _listed(node: Node, family: str) -> str:
         found = _NFT_TABLE.search(node.run("nft", "-a", "list", "ruleset", _NFT_FAMILIES[family]))
         return found[0] if found else ""
     tool = "iptables" if family == "IPv4" else "ip6tables"
-    lines = _saved(node, f"{tool}-legacy-save").splitlines(keepends=True)
+    lines = saved(node, f"{tool}-legacy-save", "-c").splitlines(keepends=True)
     return "".join(line for line in lines if "KROUTENP-" in line)
 
 
-def _saved(node: Node, tool: str) -> str:
+def saved(node: Node, tool: str, *options: str) -> str:
     """What a tool prints that asks for the name of each set, and fails if one has gone since it read the rules."""
     while True:
         try:
-            return node.run(tool, "-c")
+            return node.run(tool, *options)
         except CommandError as error:
             if "in kernel doesn't exist" not in str(error):
                 raise

@@ -20,6 +20,7 @@ from tests.lab.load import Way, constant_load
 from tests.lab.namespaces import CommandError
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.other_proxies import wiped
+from tests.lab.policy_state import saved
 from tests.lab.world import FAMILIES, World
 from tests.scenarios.test_migrate import migrate
 from tests.unit.planning.policies.cluster import ingress, namespace, pod, pods_with
@@ -76,7 +77,7 @@ async def refused_throughout(client: Pod, to: Pod) -> AsyncIterator[list[str]]:
 
 def left(node: Node) -> list[str]:
     commands = ["nft list ruleset", "ipset list -n", "iptables-legacy-save", "ip6tables-legacy-save"]
-    lines = [line for it in commands for line in node.run(*it.split()).splitlines() if THEIRS.search(line)]
+    lines = [line for it in commands for line in saved(node, *it.split()).splitlines() if THEIRS.search(line)]
     return [re.sub(r"packets \d+ bytes \d+", "", line) for line in lines]
 
 

@@ -25,6 +25,9 @@ LARGEST = 1 << 26
 """How many bytes a tool may print, for the same reason."""
 RESOURCE_PROBLEM = 4
 """The exit code when another program holds the lock (include/xtables.h)."""
+SAVES = 5
+"""How often rules are read at most. iptables-save fails if a set is deleted before it has asked for the set's name."""
+_SET_IS_GONE = "in kernel doesn't exist"
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,14 @@ async def save(variant: Variant, table: str = "") -> str | None:
     """
     if table and not may_be_in_use(variant, table):
         return ""
-    return await run([variant.tool("save"), *(["-t", table] if table else [])])
+    words = [variant.tool("save"), *(["-t", table] if table else [])]
+    for _ in range(SAVES - 1):
+        try:
+            return await run(words)
+        except KernelError as error:
+            if _SET_IS_GONE not in str(error):
+                raise
+    return await run(words)
 
 
 def may_be_in_use(variant: Variant, table: str) -> bool:

@@ -93,6 +93,19 @@ async def test_what_a_tool_complains_of_is_one_line_without_its_hints(tool: Call
     assert (str(raised.value), raised.value.errno) == (complaint, None)
 
 
+async def test_rules_are_read_again_if_a_set_goes_meanwhile(tool: Callable[[str, str], None], tmp_path: Path) -> None:
+    gone = 'echo "ip6tables-save v1.8.9 (legacy): Set with index 10 in kernel doesn\'t exist." >&2; exit 2'
+    times = tmp_path / "times"
+    tool("iptables-nft-save", f"echo x >> {times}; [ $(wc -l < {times}) = 3 ] && echo '*nat' && exit 0; {gone}")
+    assert await save(NFT) == "*nat\n"
+    with pytest.raises(KernelError, match="Set with index 10"):
+        await save(NFT)
+    assert len(times.read_text().split()) == 3 + tools.SAVES
+    tool("iptables-nft-save", "echo no >&2; exit 2")
+    with pytest.raises(KernelError, match="no; trying later"):
+        await save(NFT)
+
+
 async def test_a_lock_that_another_program_keeps_is_worth_another_attempt_soon(
     tool: Callable[[str, str], None],
 ) -> None:
