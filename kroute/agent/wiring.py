@@ -68,9 +68,6 @@ SLICE = 64
 WORK = 4000
 """Virtual servers, real servers and set entries planned at most between two looks at the event loop."""
 
-GATHERED = 0.02
-"""Seconds for which changes are planned together at most, while a controller has not taken the plans before them."""
-
 
 class Agent:
     """kroute on one node, which has these `interfaces` and this `kernel`. The caller keeps `kernel` open meanwhile.
@@ -223,15 +220,15 @@ class Agent:
             if self._catalog.ready and (due := self._catalog.due_in()) is not None:
                 alarm.set(time.monotonic() + due)
             await self._changed.wait()
-            if self._broadcaster.has_started:
-                await self._broadcaster.taken(GATHERED)
+            await self._broadcaster.gather()
             self._changed.clear()
             while self._catalog.ready and self._catalog.has_marked:
                 plans = self._catalog.plan_marked(SLICE, WORK)
                 self._publish(plans)
                 self._gc_tuning.made(len(plans))
-                await asyncio.sleep(0)
-            self._changes.planned()
+                if self._catalog.has_marked:
+                    await asyncio.sleep(0)
+            self._changes.planned()  # before more is read, which would count as read with the first of this
 
     def _publish(self, plans: Sequence[Plan]) -> None:
         for plan in plans:

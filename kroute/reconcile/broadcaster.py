@@ -9,13 +9,17 @@ Everything here runs in the event loop's thread. `publish` and `take` do not awa
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from types import MappingProxyType
 
 import msgspec
 
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, ServicePlan
+
+PLANS_A_SECOND = 500
+"""So many published plans a second are many."""
+COUNTED, GATHERED = 0.1, 0.01
+"""Seconds for which plans are counted at least, and for which changes are gathered while they are many."""
 
 IsNews = Callable[[Plan, Plan | None], bool]
 """Whether a plan has something new for a subscriber, compared with the plan before it; None: there was none."""
@@ -36,20 +40,11 @@ class QueueStatistics(msgspec.Struct, frozen=True):
 class Subscription:
     """One subscriber's queue of plans."""
 
-    def __init__(
-        self,
-        name: str,
-        current: Iterable[Plan],
-        *,
-        started: bool,
-        taken: asyncio.Event,
-        is_news: IsNews | None = None,
-    ) -> None:
+    def __init__(self, name: str, current: Iterable[Plan], *, started: bool, is_news: IsNews | None = None) -> None:
         self.name = name
         self.skip: Skip | None = None
         """Called with the plans that the subscriber does not receive. The subscriber may set it."""
         self._is_news = is_news
-        self._taken = taken
         self._has_started = started
         self._waiting: dict[ObjectKey, Plan] = {plan.key: plan for plan in current}
         self._since = time.monotonic()
@@ -65,12 +60,7 @@ class Subscription:
         """Take all plans that wait: the newest of each Service and of the node."""
         taken, self._waiting = self._waiting, {}
         self.has_arrived = False
-        self._taken.set()
         return taken
-
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting)
 
     def statistics(self) -> QueueStatistics:
         depth = len(self._waiting)
@@ -107,7 +97,6 @@ class Broadcaster:
 
     def __init__(self) -> None:
         self._subscriptions: list[Subscription] = []
-        self._taken = asyncio.Event()
         self.node: NodePlan | None = None
         """The newest plan of the node; None before the first is published, and always in a director."""
         self._services: dict[ObjectKey, ServicePlan] = {}
@@ -115,6 +104,7 @@ class Broadcaster:
         """The newest plan of each Service that exists, now and later."""
         self.has_started = False
         """Whether all plans of the initial sync have been published."""
+        self._count, self._counted_since, self._are_many = 0, time.monotonic(), False
 
     @property
     def plans(self) -> list[Plan]:
@@ -127,7 +117,7 @@ class Broadcaster:
         Of later plans, the queue gets those that are news and those that replace a plan that still waits.
         `Subscription.skip` is called with the others.
         """
-        subscription = Subscription(name, self.plans, started=self.has_started, taken=self._taken, is_news=is_news)
+        subscription = Subscription(name, self.plans, started=self.has_started, is_news=is_news)
         self._subscriptions.append(subscription)
         return subscription
 
@@ -141,23 +131,18 @@ class Broadcaster:
         now = time.monotonic()
         for subscription in self._subscriptions:
             subscription.put(batch, now, wake=self.has_started)
+        self._count += len(batch)
+        if (seconds := now - self._counted_since) >= COUNTED:
+            self._are_many = self._count >= PLANS_A_SECOND * seconds
+            self._count, self._counted_since = 0, now
 
-    async def taken(self, most: float) -> None:
-        """Wait until every subscriber has taken what was published, or for so many seconds.
+    async def gather(self) -> None:
+        """If many plans have been published just now, wait for a moment, so that the next ones are published together.
 
-        Then what changes in the meantime is planned and published together: the more there is to do, the less work a
-        change is.
+        One plan costs each subscriber a pass, as many plans do.
         """
-        if not self._are_waiting():
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(most):
-                while self._are_waiting():
-                    self._taken.clear()
-                    await self._taken.wait()
-
-    def _are_waiting(self) -> bool:
-        return any(subscription.has_waiting for subscription in self._subscriptions)
+        if self._are_many and time.monotonic() - self._counted_since < 2 * COUNTED:
+            await asyncio.sleep(GATHERED)
 
     def _replace(self, plan: Plan) -> Plan | None:
         """Store the plan; returns the plan before it."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan
-from kroute.reconcile.broadcaster import Broadcaster, Subscription
+from kroute.reconcile.broadcaster import GATHERED, Broadcaster, Subscription
 from tests.builders import plan
 
 KEY = ObjectKey("default", "web")
@@ -195,6 +195,25 @@ async def test_lag_is_the_age_of_the_oldest_plan_that_waits(monkeypatch: pytest.
     assert subscription.statistics().lag == 5.0
     subscription.take()
     assert subscription.statistics().lag == 0.0
+
+
+@pytest.mark.parametrize(("plans", "later", "waited"), [(62, 0.0, []), (63, 0.0, [GATHERED]), (63, 0.2, [])])
+async def test_changes_are_gathered_while_many_plans_are_published(
+    plans: int, later: float, waited: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, slept = 100.0, []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr("kroute.reconcile.broadcaster.time.monotonic", lambda: now)
+    monkeypatch.setattr("kroute.reconcile.broadcaster.asyncio.sleep", sleep)
+    broadcaster = Broadcaster()
+    now = 100.125
+    broadcaster.publish([plan(f"p{number}") for number in range(plans)])
+    now += later
+    await broadcaster.gather()
+    assert slept == waited
 
 
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()) | st.none(), max_size=40)
