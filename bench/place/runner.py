@@ -122,11 +122,11 @@ class Runner:
 
     async def do_logged(self, texts: list[str], within: float) -> float:
         """Wait until the proxy has logged all of these. Returns the Unix time."""
-        async with asyncio.timeout(within):
-            while not all(map(self._log.read_text().__contains__, texts)):
-                if self._running().poll() is not None:
-                    raise RuntimeError(f"it ended: {self._log.read_text()[-2000:]}")
-                await asyncio.sleep(_READY_POLL)
+        end = time.monotonic() + within
+        while not all(map(self._log.read_text().__contains__, texts)):
+            if self._running().poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{texts} are not in its log, which ends: {self._log.read_text()[-2000:]}")
+            await asyncio.sleep(_READY_POLL)
         return time.time()
 
     async def do_nft_differences(self, expected: dict[str, list[str]]) -> int:
