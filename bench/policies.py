@@ -220,6 +220,7 @@ class _Measurement:
         began = time.monotonic()
         while len(taken["goes"]) < self._plan.changes and not (taken["goes"] and time.monotonic() > began + _LONG):
             for name, make, passes in steps:
+                await self._see(change.source, change.destination, passes=not passes)
                 look = asyncio.create_task(self._see(change.source, change.destination, passes=passes))
                 await asyncio.sleep(_APART)  # it looks before anything changes
                 sent = time.time()
