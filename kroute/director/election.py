@@ -142,14 +142,19 @@ class Election:
         self.role = LeaseRole.STANDBY
 
     async def _released(self) -> str | None:
-        """Try once to release the Lease. Returns what the API server objected to, None if nobody holds it for us."""
+        """Try once to release the Lease. Returns what the API server objected to, None if nobody holds it for us.
+
+        Nobody does if there is none, unless the last attempt was not answered: it may still make one.
+        """
         try:
             async with asyncio.timeout(self._settings.attempt_timeout):
                 lease = await self._lock.read()
                 if self._is_mine(lease):
                     await self._lock.update(lease, self._spec(lease.spec, holder="", duration=1))
                     log.info("lease.released", identity=self._identity)
-        except (ApiError, TimeoutError) as error:
+        except ApiError as error:
+            return None if error.is_missing and not self.has_missed else str(error)
+        except TimeoutError as error:
             return str(error)
         return None
 

@@ -225,6 +225,15 @@ async def test_a_lease_of_another_is_not_released(candidates: Candidates) -> Non
     assert candidates.lease["holderIdentity"] == "one"
 
 
+async def test_a_lease_that_was_never_made_needs_no_release(candidates: Candidates) -> None:
+    candidates.able = False
+    one = candidates.candidate("one")
+    await one.attempt()
+    with capture_logs() as logs:
+        await one.release()
+    assert logs == []
+
+
 async def test_a_release_that_fails_is_tried_again(candidates: Candidates) -> None:
     one = candidates.candidate("one")
     await one.attempt()
