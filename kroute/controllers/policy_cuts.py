@@ -18,6 +18,7 @@ from kroute.kernel.clients import ConntrackClient
 from kroute.kernel.conntrack import Connection, Ends
 from kroute.kernel.errors import KernelError
 from kroute.kernel.netlink.message import address_family
+from kroute.model.addresses import LOOPBACK
 from kroute.model.plan import Protocol as PortProtocol
 from kroute.model.policy_plan import Answer
 from kroute.model.steps import Steps
@@ -27,10 +28,6 @@ from kroute.reconcile.resync_schedule import Metered
 
 log = structlog.get_logger(__name__)
 
-LEAST_PAUSE = 0.5
-"""Seconds between two looks at least."""
-PAUSE_FOR_WORK = 10
-"""The least pause, as a multiple of the processor time that the last look took: looks take a tenth of a processor."""
 PAUSE_AFTER_FAILURE = 30.0
 _NEXT_STEP = f"these connections go on; trying again in {PAUSE_AFTER_FAILURE:.0f} s"
 MOST_JUDGED = 2_000
@@ -38,7 +35,6 @@ MOST_JUDGED = 2_000
 MOST_ANSWERS = 10_000
 """Answers that are dropped; for more, the oldest are not any more."""
 _PROTOCOLS: Mapping[int, PortProtocol] = {int(protocol): protocol for protocol in PortProtocol}
-_LOOPBACK = ("127.", "::1")
 
 
 class Verdict(Protocol):
@@ -95,7 +91,7 @@ class PolicyCuts:
         except KernelError as error:
             failures = [str(error)]
         else:
-            pause = PAUSE_AFTER_FAILURE if failures else max(LEAST_PAUSE, PAUSE_FOR_WORK * look.seconds)
+            pause = PAUSE_AFTER_FAILURE if failures else look.pause
         if failures:
             self._status.counters.failures += len(failures)
             log.warning("connections.not_cut", error=failures[0], more_errors=len(failures) - 1, next_step=_NEXT_STEP)
@@ -143,7 +139,7 @@ class PolicyCuts:
         found: set[Ends] = set()
 
         def is_wanted(ends: Ends) -> bool:
-            is_ours = ends.source in own or ends.source.startswith(_LOOPBACK)
+            is_ours = ends.source in own or ends.source.startswith(LOOPBACK)
             if len(found) < MOST_JUDGED and not is_ours and ends not in self._allowed:
                 found.add(ends)
             return False

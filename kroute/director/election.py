@@ -198,7 +198,7 @@ class Election:
         try:
             lease = await self._lock.read()
         except ApiError as error:
-            if error.status == 404:
+            if error.is_missing:
                 return None
             raise
         self._observe(lease)

@@ -19,6 +19,8 @@ class Family(StrEnum):
 
 _IPV4, _IPV6 = Family  # module-level names: a lookup in an Enum's class takes several times as long
 
+LOOPBACK = ("127.", "::1")
+"""What the addresses of the loopback begin with."""
 _SPECIAL_IPV4 = frozenset({0, 127, *range(224, 256)})
 """First octets: this network, loopback, multicast, reserved and broadcast."""
 _LINK_LOCAL_IPV4 = b"\xa9\xfe"

@@ -120,6 +120,12 @@ class ResyncSchedule:
         return max(self._period, min(self._longest, cost / share if share else math.inf))
 
 
+LEAST_PAUSE = 0.5
+"""Seconds between two looks at conntrack at least. IPVS needs as long to end its own connections."""
+PAUSE_FOR_WORK = 10
+"""The least pause, as a multiple of the processor time that the last look took: looks take a tenth of a processor."""
+
+
 class Metered(Generic[T]):
     """Awaits `work`; then `seconds` is the processor time that this took in the event loop's thread.
 
@@ -130,6 +136,11 @@ class Metered(Generic[T]):
         self.seconds = 0.0
         self._work = work
         self._processor = processor
+
+    @property
+    def pause(self) -> float:
+        """The seconds from this look at conntrack to the next one."""
+        return max(LEAST_PAUSE, PAUSE_FOR_WORK * self.seconds)
 
     def __await__(self) -> Generator[Any, Any, T]:
         steps = self._work.__await__()

@@ -187,7 +187,7 @@ class EventWriter:
         try:
             await self._requests.patch(f"{_collection(series.key.subject)}/{series.name}", _count_of(series))
         except ApiError as error:
-            if error.status == 404:
+            if error.is_missing:
                 return False
             raise
         return True

@@ -16,6 +16,7 @@ from kroute.base.backoff import retry_when_exhausted
 from kroute.http import server
 from kroute.http.messages import Request, Response
 from kroute.inspect.agent_socket import SHARED, STATUS, Answer
+from kroute.model.addresses import LOOPBACK
 from kroute.model.plan import Problem
 from kroute.runtime.on_demand import OnDemand
 from kroute.settings import ListenAddress
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-LOOPBACK = ("127.", "::1")
 ADOPTION_LOOK = 1.0
 """Seconds between two looks whether the rules of network policies are written."""
 SCRAPE_SECONDS = 30.0

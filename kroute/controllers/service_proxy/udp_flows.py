@@ -34,10 +34,6 @@ log = structlog.get_logger(__name__)
 Serving = Callable[[VirtualServerKey], Collection[Endpoint]]
 """Returns the real servers to which a virtual server's flows may go; none for a virtual server that was deleted."""
 
-LEAST_PAUSE = 0.5
-"""Seconds between two looks at least. IPVS needs as long to end its own connections."""
-PAUSE_FOR_WORK = 10
-"""The least pause, as a multiple of the processor time that the last look took: looks take a tenth of a processor."""
 _LOOK = "look"
 """The key under which a failed dump or deletion is retried."""
 
@@ -84,7 +80,7 @@ class UdpFlows:
         if not self.is_due:
             return
         await (look := Metered(self._look(serving)))
-        self._may_look = self._status.clock() + max(LEAST_PAUSE, PAUSE_FOR_WORK * look.seconds)
+        self._may_look = self._status.clock() + look.pause
 
     async def _look(self, serving: Serving) -> None:
         suspects, self._suspects = self._suspects, set()

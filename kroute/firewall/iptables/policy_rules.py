@@ -36,7 +36,7 @@ from kroute.firewall.iptables.address_sets import POLICIES
 from kroute.firewall.protocol import LOGGED_A_SECOND, LOGGED_AT_ONCE
 from kroute.firewall.sets import ROOM, End
 from kroute.kernel.ipset import Element, SetDefinition
-from kroute.kernel.iptables.rule import comment
+from kroute.kernel.iptables.rule import WITHOUT_SYN, comment
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.model.addresses import Family, family_of
 from kroute.model.plan import Protocol
@@ -86,7 +86,6 @@ _BEGINS = "-m conntrack ! --ctstate RELATED,ESTABLISHED"
 _FROM_NODE = "-m addrtype --src-type LOCAL"
 _NOT_FROM_NODE = "-m addrtype ! --src-type LOCAL"
 _UNTRACKED = "-m conntrack --ctstate UNTRACKED"
-_NO_SYN = "-p tcp -m tcp --tcp-flags SYN NONE"
 _WHY = comment("kroute: network policies")
 _OF_CUT = comment("the answer of a connection that was cut")
 
@@ -303,7 +302,7 @@ def table_rules(family: Family, sets: Collection[PolicySet], log_group: int | No
 def _pod_rules(family: Family, *, closes: bool, cuts: bool) -> list[str]:
     """What POSTROUTING asks about packets that begin connections."""
     ends = (End.SOURCE, End.DESTINATION) if closes else ()
-    answer = f"{_NO_SYN} {_in(cut(family), End.SOURCE, End.SOURCE, End.DESTINATION)} {_OF_CUT} -j DROP"
+    answer = f"{WITHOUT_SYN} {_in(cut(family), End.SOURCE, End.SOURCE, End.DESTINATION)} {_OF_CUT} -j DROP"
     ingress, egress = (_in(isolated(family, it), _POD[it]) for it in Direction)
     return [
         *_neighbours(family),

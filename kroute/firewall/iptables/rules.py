@@ -30,7 +30,7 @@ from kroute.firewall.iptables.packet_trace import trace_packet
 from kroute.firewall.packet_trace import Hook, Packet, Rules, TraceResult
 from kroute.firewall.policy import are_local_pods_known, exemptions_of, local_pods_interface, translated_source
 from kroute.firewall.sets import LOOKED_UP, SERVED, SERVED_EVERYWHERE, SHAPES, ElementPart, End, Sets
-from kroute.kernel.iptables.rule import comment
+from kroute.kernel.iptables.rule import WITHOUT_SYN, comment
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
@@ -73,7 +73,7 @@ def without_syn() -> str:
     (`nf_conntrack_tcp_loose`). Conntrack begins with the first rule that needs it: on a node that another proxy left
     without one, kroute's own.
     """
-    return f"-p tcp -m tcp --tcp-flags SYN NONE {comment(reasons.NOT_BEGUN)} -j RETURN"
+    return f"{WITHOUT_SYN} {comment(reasons.NOT_BEGUN)} -j RETURN"
 
 
 def in_set(family: Family, which: AddressSet) -> str:

@@ -73,6 +73,10 @@ def parse_rule(text: str, family: int) -> ParsedRule:
     return ParsedRule(**header, matches=matches, target=targets[0])
 
 
+WITHOUT_SYN = "-p tcp -m tcp --tcp-flags SYN NONE"
+"""The match for TCP packets that begin no connection."""
+
+
 def comment(text: str) -> str:
     """The match that comments a rule. The text has at most 255 characters and no quotation marks."""
     return f'-m comment --comment "{text}"'

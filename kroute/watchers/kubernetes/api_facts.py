@@ -123,7 +123,7 @@ async def service_ranges(api: Api) -> tuple[str, ...]:
     try:
         found = read_answer(List[_ServiceCIDR], await api.get(SERVICE_CIDRS))
     except ApiError as error:
-        if error.status == 404:
+        if error.is_missing:
             return ()
         raise
     return tuple(sorted({cidr for item in found.items or () for cidr in item.spec.cidrs or ()}))

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Collection
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.controllers.service_proxy.udp_flows import LEAST_PAUSE, PAUSE_FOR_WORK, UdpFlows
+from kroute.controllers.service_proxy.udp_flows import UdpFlows
 from kroute.kernel.conntrack import DeleteFlow, Flow
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.pass_status import PassStatus
+from kroute.reconcile.resync_schedule import LEAST_PAUSE, PAUSE_FOR_WORK
 from tests.fakes.conntrack import FakeConntrack
 from tests.fakes.kernel import FakeKernel, Operation
 from tests.unit.fake_node import Clock
