@@ -54,9 +54,14 @@ class WatchedKind(msgspec.Struct, frozen=True, kw_only=True):
         return self.type.__name__
 
     @property
+    def api_version(self) -> str:
+        """The group and version as an object's `apiVersion` field gives them: `v1`, `discovery.k8s.io/v1`."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
     def path(self) -> str:
         """The API path that lists this kind in all namespaces."""
-        return f"/{f'apis/{self.group}' if self.group else 'api'}/{self.version}/{self.plural}"
+        return f"/{'apis' if self.group else 'api'}/{self.api_version}/{self.plural}"
 
     @property
     def selectors(self) -> dict[str, str]:

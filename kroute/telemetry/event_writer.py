@@ -50,6 +50,7 @@ class Subject(NamedTuple):
     namespace: str
     name: str
     uid: str
+    api_version: str = "v1"
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
@@ -219,8 +220,13 @@ class EventWriter:
             "reason": series.key.reason,
             "type": text.type,
             "note": _cut(text.note, NOTE_LIMIT),
-            "regarding": {"apiVersion": "v1"}
-            | {field: value for field, value in subject._asdict().items() if value or field == "uid"},
+            "regarding": {
+                "apiVersion": subject.api_version,
+                "kind": subject.kind,
+                **({"namespace": subject.namespace} if subject.namespace else {}),
+                "name": subject.name,
+                "uid": subject.uid,
+            },
             **(_count_of(series) if series.count > 1 else {}),
         }
 

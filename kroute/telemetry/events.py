@@ -12,6 +12,7 @@ from typing import TypeAlias
 import structlog
 
 from kroute.model.addresses import Family
+from kroute.model.kinds import CLUSTER_NETWORK_POLICIES, NETWORK_POLICIES
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, Problem
@@ -62,9 +63,8 @@ class EventRecorder:
 
     def report_policy(self, key: ObjectKey, uid: str, problems: Sequence[Problem]) -> None:
         """Do the same with all problems of a network policy. When it has none any more, what was said is forgotten."""
-        from kroute.model.policy_plan import kind_of  # noqa: PLC0415  few nodes have policies
-
-        about = Subject(kind_of(key), key.namespace, key.name, "")
+        kind = NETWORK_POLICIES if key.namespace else CLUSTER_NETWORK_POLICIES
+        about = Subject(kind.name, key.namespace, key.name, "", kind.api_version)
         if not problems:
             self._said.pop(about, None)
         for problem in problems:

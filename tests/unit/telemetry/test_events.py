@@ -74,8 +74,13 @@ async def test_a_policy_has_events_of_its_own_beside_those_of_a_service_of_its_n
         "said once, and anew"
     )
     await written(recorder, api, 2)
-    about = [(event["regarding"]["kind"], event["regarding"]["uid"]) for _, event in api.created]
-    assert about == [("Service", "uid-of-service"), ("NetworkPolicy", "uid-of-policy")]
+    assert [event["regarding"] for _, event in api.created] == [
+        {"apiVersion": version, "kind": kind, "namespace": "default", "name": "web", "uid": uid}
+        for version, kind, uid in (
+            ("v1", "Service", "uid-of-service"),
+            ("networking.k8s.io/v1", "NetworkPolicy", "uid-of-policy"),
+        )
+    ]
 
 
 async def test_a_policy_of_the_cluster_has_events_about_its_own_kind() -> None:
@@ -84,7 +89,12 @@ async def test_a_policy_of_the_cluster_has_events_about_its_own_kind() -> None:
     recorder.report_policy(ObjectKey("", "web"), "uid-of-policy", [PROBLEM])
     await written(recorder, api, 1)
     [(_, event)] = api.created
-    assert (event["regarding"]["kind"], event["regarding"]["name"]) == ("ClusterNetworkPolicy", "web")
+    assert event["regarding"] == {
+        "apiVersion": "policy.networking.k8s.io/v1alpha2",
+        "kind": "ClusterNetworkPolicy",
+        "name": "web",
+        "uid": "uid-of-policy",
+    }
 
 
 async def test_an_event_that_is_refused_does_not_stop_the_next() -> None:
