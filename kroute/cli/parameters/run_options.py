@@ -348,6 +348,11 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
     ):
         if (values["detect_local_mode"] == mode) != bool(values[name]):
             raise click.UsageError(f"--detect-local-mode {mode} and --{name.replace('_', '-')} need each other")
+    for name in ("policy_default_deny", "policy_cuts_connections", "policy_log"):
+        if values[name] and not values["network_policies"]:
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} needs --network-policies: without, no policy is enforced"
+            )
     changed = {
         **{name: values[name] or "" for name in ("pod_bridge_interface", "pod_interface_name_prefix")},
         **{name: values[name] == "on" for name in ("hairpin", "strict_arp")},
