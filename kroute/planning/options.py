@@ -192,7 +192,7 @@ def _switch(field: str, otherwise: str, *, needs_value: bool = False) -> Callabl
     """Read a switch. Empty text means "on", unless it `needs_value`: kube-router looks only at whether it exists."""
 
     def apply_switch(options: Options, value: str) -> Applied:
-        switch = _SWITCH.get(value.lower()) if value or not needs_value else None
+        switch = switch_of(value) if value or not needs_value else None
         if switch is None:
             return options, f"is neither on nor off; {otherwise.format('on' if getattr(options, field) else 'off')}"
         return msgspec.structs.replace(options, **{field: switch}), None
@@ -204,6 +204,11 @@ def _apply_director_weight(options: Options, value: str) -> Applied:
     if value not in {"endpoints", "equal"}:
         return options, "is not a weight; all nodes weigh the same"
     return msgspec.structs.replace(options, weighs_endpoints=value == "endpoints"), None
+
+
+def switch_of(text: str) -> bool | None:
+    """What a switch says: on, off, or neither. Empty text means on."""
+    return _SWITCH.get(text.lower())
 
 
 def read_seconds(text: str) -> int | None:

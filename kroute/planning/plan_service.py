@@ -82,7 +82,7 @@ def planning(
     if held:
         problems.extend(conflict(one.key, held[one.key]) for one in served if one.key in held)
     features: Sequence[FeatureStep] = ()
-    if options.asked or facts is not None or service.spec.load_balancer_source_ranges:
+    if options.asked or facts is not None or service.spec.load_balancer_source_ranges or settings.announce:
         balanced = {family_of(frontend.key.address) for frontend in served if frontend.is_balanced}
         inputs = PlanInputs(service, node, settings, options, problems, balanced, facts, owners or AddressOwners())
         features = yield from beginning(inputs)

@@ -227,7 +227,12 @@ FLAG_NAMES = {
     "masquerade_exemptions": "masquerade-exempt",
 }
 """The flags whose fields of `Settings` have other names."""
-_SECONDS = frozenset({"resync_period", "drain_timeout", "take_over_after"})
+_SECONDS = frozenset(
+    {
+        *("resync_period", "drain_timeout", "take_over_after", "withdraw_grace"),
+        *("bgp_holdtime", "bgp_graceful_restart_time", "bfd_interval"),
+    }
+)
 
 
 def as_flags(settings: Settings) -> dict[str, str]:

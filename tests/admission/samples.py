@@ -45,6 +45,9 @@ VALUES = {
         *("after 5s hold 30s", ",,", "hold 61m", "hold 3601", "after 1h"),
     ),
     "direct-return": ("tunnel", " tunnel", "", "on", "Tunnel", "tunnels"),
+    "advertise-cluster-ip": _SWITCHES,
+    "advertise-external-ip": _SWITCHES,
+    "advertise-loadbalancer-ip": _SWITCHES,
     "director-weight": ("endpoints", "equal", "", "heavy", "Equal"),
 }
 """The values, by the name without the prefix."""

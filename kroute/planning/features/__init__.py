@@ -11,7 +11,7 @@ from typing import Literal
 from kroute.model.objects import WEIGHT
 from kroute.model.plan import Problem, shortened
 from kroute.model.steps import Steps
-from kroute.planning.features import direct_return, ejection, slow_start, source_ranges
+from kroute.planning.features import announcing, direct_return, ejection, slow_start, source_ranges
 from kroute.planning.features.step import FeatureStep, PlanInputs
 from kroute.planning.features.weights import rule, text
 from kroute.planning.options import DIRECTOR_WEIGHT, ORDINARY, PREFIX, Annotation, Options
@@ -22,6 +22,7 @@ ANNOTATIONS: tuple[Annotation, ...] = (
     *text.ANNOTATIONS,
     *ejection.ANNOTATIONS,
     *direct_return.ANNOTATIONS,
+    *announcing.ANNOTATIONS,
     DIRECTOR_WEIGHT,
 )
 """Every annotation of a Service that kroute reads, in the order of application."""
@@ -32,6 +33,7 @@ STEPS: tuple[Callable[[PlanInputs], FeatureStep | None], ...] = (
     slow_start.begin,
     ejection.begin,
     direct_return.begin,
+    announcing.begin,
 )
 """Each returns a feature's step for a Service that uses it; in the order in which the steps take their turns."""
 

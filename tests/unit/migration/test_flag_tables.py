@@ -13,6 +13,7 @@ from kroute.cli.run import run
 from kroute.cli.terminal.output import USAGE
 from kroute.migration.flags import KUBE_PROXY, KUBE_ROUTER, OtherFlags, Treatment
 from kroute.migration.kube_proxy_configuration import UNUSED, USED
+from kroute.planning.bgp.annotations import NAMES as NODE_NAMES
 from kroute.planning.features import ANNOTATION_NAMES
 from kroute.settings import Settings
 from tests.unit.command_line import exit_code
@@ -70,7 +71,7 @@ def test_every_annotation_and_label_has_its_row_and_is_read_if_the_row_says_so()
     assert {name for name, *_ in rows} == names("annotations")
     for name, _, outcome in rows:
         if name.startswith("kube-router.io/"):
-            assert (name in ANNOTATION_NAMES) == (Treatment(outcome) is not Treatment.NO_MEANING)
+            assert (name in ANNOTATION_NAMES | NODE_NAMES) == (Treatment(outcome) is not Treatment.NO_MEANING)
         else:
             assert Treatment(outcome) is Treatment.HONOURED
 

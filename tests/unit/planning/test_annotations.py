@@ -67,7 +67,7 @@ def test_a_bad_value_is_told_with_the_name_that_the_user_wrote(name: str) -> Non
 def test_every_name_that_an_earlier_version_read_still_counts() -> None:
     words = (
         *("scheduler", "schedflags", "persistence-timeout", "persistence-netmask", "hairpin", "skiplbips", "local"),
-        *("dsr", "director-weight"),
+        *("dsr", "director-weight", "advertise.clusterip", "advertise.externalip", "advertise.loadbalancerip"),
     )
     names = {f"{prefix}service.{word}" for word in words for prefix in ("kroute.io/", "kube-router.io/", "")}
     names |= {f"{prefix}slow-start" for prefix in ("kroute.io/", "kube-router.io/", "")}
