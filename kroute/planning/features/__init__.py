@@ -101,6 +101,10 @@ def unknown_names(annotations: Mapping[str, str] | None, kind: Annotated = "Serv
     """The names with kroute's prefix that kroute does not know there: sorted, shortened, and the first MOST_UNKNOWN."""
     known = KNOWN[kind]
     found = {shortened(name) for name in annotations or () if name not in known and _is_own(name)}
+    if kind == "Node" and found:
+        from kroute.planning.bgp.annotations import NAMES  # noqa: PLC0415  few Nodes have them
+
+        found -= NAMES
     return sorted(found)[:MOST_UNKNOWN]
 
 

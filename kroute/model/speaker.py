@@ -1,0 +1,75 @@
+"""What the BGP speaker beside an agent is told, apart from the addresses that it announces."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from kroute.model.addresses import Family
+
+BGP_PORT = 179
+
+
+class Secret(msgspec.Struct, frozen=True):
+    """A password that no text shows."""
+
+    value: str
+
+    def __repr__(self) -> str:
+        return "Secret()"
+
+    __str__ = __repr__
+
+
+class Bfd(NamedTuple):
+    """How a failure of the way to a peer is detected (RFC 5880): intervals in milliseconds, packets that may be lost."""
+
+    receive: int
+    send: int
+    multiplier: int
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """One BGP session, from this node's address `local`.
+
+    `is_node`: it is another node of the cluster, and `is_client`: this node reflects routes to it. `ttl`: how many hops
+    away it may be; 0: it is a neighbour, or for iBGP anywhere. `has_ttl_security`: packets from farther away are
+    dropped (RFC 5082). `password` is that of an annotation; there may be a file with another one.
+    """
+
+    address: str
+    asn: int
+    local: str
+    port: int = BGP_PORT
+    is_node: bool = False
+    is_client: bool = False
+    ttl: int = 0
+    has_ttl_security: bool = False
+    bfd: Bfd | None = None
+    password: Secret | None = None
+
+
+Community = tuple[int, ...]
+"""A community: two numbers of 16 bits (RFC 1997), or three of 32 bits (RFC 8092)."""
+
+
+class SpeakerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the speaker of this node is, and with whom it speaks.
+
+    `hold_time` and `restart_time` (of graceful restart; 0: none) are in seconds. `cluster_id` is that of a route
+    reflector, as an IPv4 address. Routers get `prepended` in front of the path, and `communities`. `rejected` are
+    networks that are never learned. `withdraws` says why the node announces no address now; "" if it does.
+    """
+
+    asn: int
+    router_id: str
+    families: tuple[Family, ...]
+    port: int = BGP_PORT
+    peers: tuple[Peer, ...] = ()
+    hold_time: int = 90
+    restart_time: int = 120
+    is_next_hop_self: bool = False
+    cluster_id: str = ""
+    prepended: tuple[int, ...] = ()
+    communities: tuple[Community, ...] = ()
+    rejected: tuple[str, ...] = ()
+    withdraws: str = ""
