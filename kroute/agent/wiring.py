@@ -33,6 +33,7 @@ from kroute.model.objects import Change
 from kroute.model.plan import NodePlan, Plan, Problem
 from kroute.planning.catalog import Catalog
 from kroute.reconcile.broadcaster import Broadcaster
+from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.runtime import memory
 from kroute.runtime.memory import GcTuning
 from kroute.runtime.runner import begun, run_claimed
@@ -51,6 +52,7 @@ from kroute.watchers.kubernetes.requests import ApiUse
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 
 if TYPE_CHECKING:
+    from kroute.controllers.announcing.controller import Speaking
     from kroute.controllers.network_policy import Policies
     from kroute.inspect.policies import Enforced
     from kroute.migration.take_over import TakeOver
@@ -99,8 +101,8 @@ class Agent:
         monitor = kernel.monitor(except_interface=settings.dummy_interface, routes=False)
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces, monitor=monitor)
         policy_catalog = _policy_catalog(settings)
-        policies = _policies(policy_catalog, self._recorder)
-        self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel, policies)
+        plans = _policies(policy_catalog, self._recorder), _speaking(settings, self._recorder)
+        self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel, *plans)
         self._controllers.stage_gate.follow(self._changes.passed)
         self._traces = ProxyTraces(kernel, settings)
         self._ownership = Ownership(
@@ -199,8 +201,7 @@ class Agent:
     def _take(self, changes: Sequence[Change]) -> None:
         self._changes.read(changes)
         self._catalog.take(changes)
-        if (policies := self._controllers.network_policy) is not None:
-            policies.take_changes(changes)
+        self._controllers.optional.take_changes(changes)
         self._changed.set()
 
     def _take_interfaces(self, interfaces: NodeInterfaces) -> None:
@@ -252,12 +253,16 @@ class Agent:
     async def _replace_other_firewalls(self) -> None:
         await self._controllers.live()
         settings, controllers = self._settings, self._controllers
-        if controllers.network_policy is None:
+        if controllers.optional.network_policy is None:
             await retry_when_exhausted("removing network policies", lambda: remove_policies(settings))
         await retry_when_exhausted(
             "replacing another firewall backend",
-            lambda: replace_others(settings, controllers.masquerade, controllers.network_policy),
+            lambda: replace_others(settings, controllers.masquerade, controllers.optional.network_policy),
         )
+        if controllers.optional.announcing is None:
+            await controllers.withdraw(report := CleanupReport())
+            for failure in report.failed:
+                log.warning("announcements.kept", error=failure, next_step="end BIRD, or see docs/routing.md")
 
     def _statistics(self) -> Statistics:
         return Statistics(
@@ -292,9 +297,26 @@ def _policies(catalog: "PolicyCatalog | None", recorder: EventRecorder) -> "Poli
     return Policies(catalog, recorder.report_policy)
 
 
+def _speaking(settings: Settings, recorder: EventRecorder) -> "Speaking | None":
+    """What the controller that announces addresses needs, if any are announced."""
+    if not settings.announce:
+        return None
+    from kroute.controllers.announcing.controller import Speaking  # noqa: PLC0415  few nodes have it
+    from kroute.kernel.bird import Bird  # noqa: PLC0415  as above
+    from kroute.planning.bgp.catalog import SpeakerCatalog  # noqa: PLC0415
+    from kroute.watchers.yaml_text import value_of  # noqa: PLC0415
+
+    def take_back(problem: Problem) -> None:
+        recorder.take_back_on_node(problem, "RoutingRestored", f"This is over: {problem.subject}.")
+
+    bird = Bird(settings.bird_socket, settings.bird_configuration)
+    return Speaking(SpeakerCatalog(settings, value_of), bird, recorder.report_on_node, take_back)
+
+
 def _enforced(catalog: "PolicyCatalog | None", controllers: NodeControllers, settings: Settings) -> "Enforced | None":
     """The NetworkPolicies for those who ask about them, if these are enforced."""
-    if catalog is None or controllers.network_policy is None:
+    policies = controllers.optional.network_policy
+    if catalog is None or policies is None:
         return None
     from kroute.inspect.policies import Enforced  # noqa: PLC0415  as above
 
@@ -303,7 +325,7 @@ def _enforced(catalog: "PolicyCatalog | None", controllers: NodeControllers, set
         from kroute.inspect.refusals import Refusals  # noqa: PLC0415  as above
 
         refusals = Refusals(start=int(time.time() * 1000))  # an agent that is started later begins higher
-    return Enforced(catalog, controllers.network_policy.firewall, controllers.network_policy.lag, refusals)
+    return Enforced(catalog, policies.firewall, policies.lag, refusals)
 
 
 async def serve(

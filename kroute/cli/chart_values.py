@@ -33,7 +33,12 @@ from kroute.migration.kube_proxy_configuration import ConfigurationFieldError, i
 
 API_SERVER, PODS, SERVICES, SETTINGS = "api server", "pods", "services", "settings"
 
-OF_THE_POD = frozenset({"config", "kubeconfig", "master", "manifests", "node-name", "node-ip", "state-dir", "proc-sys"})
+OF_THE_POD = frozenset(
+    {
+        *("config", "kubeconfig", "master", "manifests", "node-name", "node-ip"),
+        *("state-dir", "proc-sys", "bird-directory", "peer-passwords"),
+    }
+)
 """Settings that the chart's own manifest settles."""
 MOST_REMARKS = 100
 _IMAGE = "docs/deploy.md: --build-arg IPTABLES=yes"

@@ -15,6 +15,7 @@ from socket import AF_INET, AF_INET6
 
 import structlog
 
+from kroute.controllers.live_addresses import LiveAddresses
 from kroute.controllers.prepared_pods import PreparedPods
 from kroute.kernel.clients import TunnelClient
 from kroute.kernel.errors import KernelError
@@ -28,11 +29,13 @@ from kroute.model.plan import AddressSet, Problem, ServicePlan, TunnelEnd
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.pass_status import PassStatus, Report
-from kroute.reconcile.stage_gate import ENFORCED, ENTRIES_PREPARED, SERVED, WITHDRAWN
+from kroute.reconcile.stage_gate import ENFORCED, ENTRIES_PREPARED, SERVED, UNANNOUNCED, WITHDRAWN
 
 log = structlog.get_logger(__name__)
 
 REASON = "PodNotPrepared"
+STAGES = (SERVED, ENTRIES_PREPARED, WITHDRAWN, UNANNOUNCED, *ENFORCED.values())
+"""What is waited for before a VIP is delivered, and before it is not delivered any more."""
 LINGER = 900.0
 """Seconds for which a pod that no plan names any more keeps its end of the tunnel, for the connections that it has, as
 long as any Service has direct return. A pod that ends takes it with it before."""
@@ -48,17 +51,19 @@ class DirectReturn(Controller):
     name = "direct_return"
     first_period = 1 / 3
 
-    def __init__(self, shared: Shared, tunnels: TunnelClient, prepared: PreparedPods) -> None:
+    def __init__(self, shared: Shared, tunnels: TunnelClient, prepared: PreparedPods, live: LiveAddresses) -> None:
         super().__init__(shared)
         self._gate = shared.gate
         self._tunnels = tunnels
         self._prepared = prepared
+        self._live = live
         self._pods = Pods(self.status, tunnels, shared.report)
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._dropped: dict[str, ServicePlan] = {}
         self._steered: set[str] = set()
-        self._gate.join(self.wake, says={}, waits_for=(SERVED, ENTRIES_PREPARED, WITHDRAWN, *ENFORCED.values()))
+        self._gate.join(self.wake, says={}, waits_for=STAGES)
         prepared.follow(self.wake)
+        live.include(self._steered)
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Take the plans in: most have nothing to do with direct return."""
@@ -80,7 +85,8 @@ class DirectReturn(Controller):
         drift = await self._tunnels.ensure_rules(self.settings.direct_return_mark)
         found = await self._tunnels.steered()
         drift += [f"delivery of packets to {vip} was missing" for vip in sorted(self._steered - found)]
-        self._steered = found
+        self._steered.clear()
+        self._steered.update(found)
         self._pods.look_again()
         return drift if self.has_adopted else ()
 
@@ -115,6 +121,7 @@ class DirectReturn(Controller):
                 self._steered.discard(change.address)
                 self._dropped.pop(change.address, None)
             log.info("vip.delivered" if change.is_wanted else "vip.undelivered", vip=change.address)
+        self._live.changed()
         self.status.wrote(len(changes) - len(refused))
         self.status.refused(refused, (plan.key for change in refused for plan in named.get(change.address, ())))
 
@@ -136,7 +143,8 @@ class DirectReturn(Controller):
 
     def _is_withdrawn(self, vip: str) -> bool:
         plan = self._dropped.get(vip)
-        return plan is None or plan.is_empty or self._gate.has_passed(plan, WITHDRAWN)
+        is_withdrawn = plan is None or plan.is_empty or self._gate.has_passed(plan, WITHDRAWN)
+        return is_withdrawn and vip not in self._live.announced
 
 
 class Pods:

@@ -10,9 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Self
 
+import msgspec
+
 from kroute.base.histogram import Histogram
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.health_checks import HealthChecks
+from kroute.controllers.live_addresses import LiveAddresses
 from kroute.controllers.masquerade import Masquerade
 from kroute.controllers.prepared_pods import PreparedPods
 from kroute.controllers.route_fix import RouteFix
@@ -21,6 +24,7 @@ from kroute.firewall.backend import firewall_of, policies_of
 from kroute.firewall.protocol import Removable
 from kroute.firewall.sets import SetFill
 from kroute.kernel.node_kernel import NodeKernel
+from kroute.model.objects import Change
 from kroute.model.plan import VirtualServerKey
 from kroute.reconcile.broadcaster import Broadcaster, QueueStatistics
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -30,6 +34,7 @@ from kroute.reconcile.pass_status import ControllerStatistics, Report
 from kroute.settings import Settings
 
 if TYPE_CHECKING:
+    from kroute.controllers.announcing.controller import Announcing, Speaking
     from kroute.controllers.direct_return import DirectReturn
     from kroute.controllers.network_policy import NetworkPolicyController, Policies
 
@@ -43,17 +48,35 @@ RESYNC_PERIODS = 2
 pkg/proxy/healthcheck/proxy_health.go: an update may wait for two sync periods)."""
 
 
+class OptionalControllers(msgspec.Struct):
+    """Those that few nodes have."""
+
+    direct_return: "DirectReturn | None" = None
+    network_policy: "NetworkPolicyController | None" = None
+    announcing: "Announcing | None" = None
+
+    @property
+    def all(self) -> list[Controller]:
+        """Those that this node has."""
+        return [one for one in (self.direct_return, self.network_policy, self.announcing) if one is not None]
+
+    def take_changes(self, changes: Iterable[Change]) -> None:
+        """Pass on what the watchers saw to those that plan by themselves."""
+        if self.network_policy is not None:
+            self.network_policy.take_changes(changes)
+        if self.announcing is not None:
+            self.announcing.take_changes(changes)
+
+
 class NodeControllers:
     """An async context manager; inside it, call either `run` or a cleanup.
 
     The caller keeps `kernel` open meanwhile. The settings name the firewall backend (`kroute.firewall.backend`).
-    `policies` has what plans NetworkPolicies, where these are enforced.
+    `policies` has what plans NetworkPolicies, where these are enforced, and `speaking` what plans and reaches the BGP
+    speaker, where addresses are announced.
     `clock` returns seconds and never goes back. The constructor reads the ledger (LedgerError). Entering subscribes to
     the kernel's events (KernelError); leaving closes the ledger.
     """
-
-    direct_return: "DirectReturn | None"
-    network_policy: "NetworkPolicyController | None"
 
     def __init__(
         self,
@@ -62,6 +85,7 @@ class NodeControllers:
         report: Report,
         kernel: NodeKernel,
         policies: "Policies | None" = None,
+        speaking: "Speaking | None" = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,21 +101,16 @@ class NodeControllers:
         self.route_fix = RouteFix(shared, self.interface, kernel.routes, self._monitors[1])
         self.masquerade = Masquerade(shared, firewall_of(settings, kernel))
         self.health_checks = HealthChecks(shared, healthy=lambda: self.is_live and not self.complaints())
-        self._tunnels, prepared = kernel.tunnels, PreparedPods()
-        self.direct_return = None
-        if settings.direct_return:
-            from kroute.controllers.direct_return import DirectReturn  # noqa: PLC0415  few nodes have it
-
-            self.direct_return = DirectReturn(shared, kernel.tunnels, prepared)
-        self.network_policy = None
-        if policies is not None:
-            from kroute.controllers.network_policy import NetworkPolicyController  # noqa: PLC0415  as above
-
-            firewall = policies_of(settings, kernel)
-            self.network_policy = NetworkPolicyController(shared, policies, firewall, kernel.conntrack)
+        self._tunnels, shares = kernel.tunnels, (PreparedPods(), addresses := LiveAddresses())
+        self.optional = _optional(shared, kernel, shares, policies)
         # The last to subscribe is the last to be woken: by then the others have said which stages need no write. Where
         # plans are there before `run`, as after a wait for the node, it is the first to run, which costs it a pass.
-        self.service_proxy = ServiceProxy(shared, kernel, self.interface, self.ledger, self._monitors[0], prepared)
+        # Only announcing comes after it, which announces what it has bound.
+        self.service_proxy = ServiceProxy(shared, kernel, self.interface, self.ledger, self._monitors[0], *shares)
+        if speaking is not None:
+            from kroute.controllers.announcing.controller import Announcing  # noqa: PLC0415  few nodes have it
+
+            self.optional.announcing = Announcing(shared, speaking, addresses, self.service_proxy.live)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -108,8 +127,7 @@ class NodeControllers:
     @property
     def kernel_writers(self) -> tuple[Controller, ...]:
         """All controllers but the health checks, which listen on ports and write nothing to the kernel."""
-        optional = [one for one in (self.direct_return, self.network_policy) if one is not None]
-        return self.service_proxy, self.route_fix, self.masquerade, *optional
+        return self.service_proxy, self.route_fix, self.masquerade, *self.optional.all
 
     @property
     def _all(self) -> tuple[Controller, ...]:
@@ -188,6 +206,7 @@ class NodeControllers:
         name of the dummy interface is then another proxy's: kube-proxy's has the same name.
         """
         report = CleanupReport()
+        await self.withdraw(report)
         if not self.ledger.exists and not firewalls:
             return report
         for controller in (self.service_proxy, self.route_fix):
@@ -204,6 +223,16 @@ class NodeControllers:
         """
         await self._undo_what_no_proxy_shares(firewalls, report := CleanupReport(), keep_interface=keep_interface)
         return report
+
+    async def withdraw(self, report: CleanupReport) -> None:
+        """Have routers send clients elsewhere than to what an earlier run has announced."""
+        settings = self.service_proxy.settings
+        if settings.bird_configuration.exists():
+            from kroute.controllers.announcing.controller import withdraw_all  # noqa: PLC0415  few nodes announce
+            from kroute.kernel.bird import Bird  # noqa: PLC0415  as above
+
+            bird = Bird(settings.bird_socket, settings.bird_configuration)
+            await withdraw_all(bird, settings.withdraw_grace, report)
 
     async def _undo_what_no_proxy_shares(
         self, firewalls: Iterable[Removable], report: CleanupReport, *, keep_interface: bool
@@ -223,6 +252,23 @@ class NodeControllers:
             with report.step("ledger"):
                 if self.ledger.remove():
                     report.add(f"remove the ledger {self.ledger.path}")
+
+
+def _optional(
+    shared: Shared, kernel: NodeKernel, shares: tuple[PreparedPods, LiveAddresses], policies: "Policies | None"
+) -> OptionalControllers:
+    """The controllers that the settings ask for, of which each loads what it needs; announcing comes later."""
+    optional, settings = OptionalControllers(), shared.settings
+    if settings.direct_return:
+        from kroute.controllers.direct_return import DirectReturn  # noqa: PLC0415  few nodes have it
+
+        optional.direct_return = DirectReturn(shared, kernel.tunnels, *shares)
+    if policies is not None:
+        from kroute.controllers.network_policy import NetworkPolicyController  # noqa: PLC0415  as above
+
+        firewall = policies_of(settings, kernel)
+        optional.network_policy = NetworkPolicyController(shared, policies, firewall, kernel.conntrack)
+    return optional
 
 
 def complaints(

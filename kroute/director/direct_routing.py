@@ -141,7 +141,7 @@ class DirectRouting(Controller):
     async def write(self) -> None:
         """Write the difference in the order of dependency."""
         await self._give_up()
-        await self._servers.write(self.vips.desired.is_leaving, _is_held)
+        await self._servers.write(lambda key: self.vips.desired.is_leaving(key.address), _is_held)
         if self._leading is not None:
             await self._synchronization.ensure(leading=self._leading)
         if self._leading:

@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from kroute.kernel.bird import Session
     from kroute.kernel.conntrack import Connection, DeleteConnection, DeleteFlow, Endpoint, Ends, Flow
     from kroute.kernel.digest import Digest
     from kroute.kernel.errors import Failure
@@ -40,6 +41,22 @@ if TYPE_CHECKING:
     from kroute.kernel.nftables.objects import ElementChange, NftChain, NftChange, Table, TableState
     from kroute.kernel.pods.namespaces import PodNamespace
     from kroute.kernel.pods.pod_network import PodTunnel
+
+
+class BirdClient(Protocol):
+    """BIRD, which speaks BGP. It is no part of the kernel, and of no bundle. All raise BirdError, a KernelError."""
+
+    def read(self) -> str | None:
+        """The configuration that was written last; None: there is none that can be read."""
+
+    async def has(self, text: str) -> bool:
+        """Whether this text is what BIRD has read last."""
+
+    async def sessions(self) -> list[Session]:
+        """All BGP sessions."""
+
+    async def configure(self, text: str) -> None:
+        """Have BIRD read this text. If BIRD refuses it, nothing has changed."""
 
 
 class LinkClient(Protocol):

@@ -148,7 +148,9 @@ def _plain(text: str) -> str:
         return text.strip("[]\"'")
 
 
-_ROUTING = "kroute does no routing; keep kube-router --run-service-proxy=false for it, and leave this out here"
+_ROUTING = "kroute connects no pods; keep kube-router --run-service-proxy=false for it, and leave this out here"
+_BIRD = "kroute speaks BGP by BIRD (docs/routing.md): leave this out here"
+_PASSWORDS = "use --peer-passwords DIRECTORY (docs/routing.md)"
 _POLICIES = "--network-policies has kroute enforce network policies; or keep kube-router --run-service-proxy=false"
 _LOADBALANCER = "kroute allocates no LoadBalancer addresses; keep kube-router --run-service-proxy=false for it"
 _DSR = "kroute needs no container runtime for direct return: --direct-return (docs/direct-return.md)"
@@ -158,41 +160,54 @@ _FAMILIES = "kroute serves the families that the node has an address of; --node-
 _DRAINS = "kroute always lets connections drain; --drain-timeout says for how long"
 
 _ROUTING_DEFAULTS: dict[str, str | bool] = {
-    "advertise-cluster-ip": False,
-    "advertise-external-ip": False,
-    "advertise-loadbalancer-ip": False,
     "advertise-pod-cidr": True,
     "auto-mtu": True,
-    "bgp-graceful-restart": False,
-    "bgp-graceful-restart-deferral-time": "6m0s",
-    "bgp-graceful-restart-time": "1m30s",
-    "bgp-holdtime": "1m30s",
-    "bgp-port": "179",
-    "cluster-asn": "0",
     "disable-source-dest-check": True,
     "enable-cni": True,
-    "enable-ibgp": True,
     "enable-overlay": True,
     "enable-pod-egress": True,
-    "gobgp-admin-address": "127.0.0.1",
-    "gobgp-admin-port": "50051",
     "injected-routes-sync-period": "1m0s",
-    "nodes-full-mesh": True,
     "overlay-encap": "ipip",
     "overlay-encap-port": "5555",
     "overlay-type": "subnet",
-    "override-nexthop": False,
-    "peer-router-asns": "",
-    "peer-router-ips": "",
-    "peer-router-multihop-ttl": "0",
-    "peer-router-passwords": "",
-    "peer-router-passwords-file": "",
-    "peer-router-ports": "",
-    "router-id": "",
     "routes-sync-period": "5m0s",
     "run-router": True,
 }
-"""The flags of kube-router's routing. kroute may be started with its defaults, which its manifests repeat."""
+"""The flags of kube-router's routing of pods. kroute may be started with its defaults, which its manifests repeat."""
+_SWITCHES = ("advertise-cluster-ip", "advertise-external-ip", "advertise-loadbalancer-ip", "override-nexthop")
+_PEERS = ("peer-router-asns", "peer-router-ips", "peer-router-ports")
+
+
+def _unless(unset: str, name: str, default: str) -> Flag:
+    """A flag of this name whose value `unset` asks for what kroute does without the flag."""
+    return Flag(
+        Treatment.HONOURED, THE_SAME, default, lambda value: [f"--{name}", value] if value not in {"", unset} else []
+    )
+
+
+_BGP: dict[str, Flag] = {
+    **{name: switch([f"--{name}"], [], THE_SAME) for name in _SWITCHES},
+    **{name: same(name) for name in _PEERS},
+    "peer-router-multihop-ttl": renamed("--peer-router-multihop-ttl", "0", becomes=THE_SAME),
+    "peer-router-passwords": refused(_PASSWORDS, ""),
+    "peer-router-passwords-file": refused(_PASSWORDS, ""),
+    "nodes-full-mesh": switch(["--nodes-full-mesh"], [], THE_SAME, default=True),
+    "enable-ibgp": either("kroute speaks with nodes by --nodes-full-mesh and by route reflectors alone", default=True),
+    "cluster-asn": _unless("0", "cluster-asn", "0"),
+    "router-id": _unless("generate", "router-id", ""),
+    "bgp-port": renamed("--bgp-port-number", "179"),
+    "bgp-holdtime": renamed("--bgp-holdtime", "1m30s", duration, becomes=THE_SAME),
+    "bgp-graceful-restart": switch(
+        [],
+        ["--bgp-graceful-restart-time", "0s"],
+        "false is `--bgp-graceful-restart-time 0s`. It is kube-router's default; kroute's is true",
+    ),
+    "bgp-graceful-restart-time": renamed("--bgp-graceful-restart-time", "1m30s", duration, becomes=THE_SAME),
+    "bgp-graceful-restart-deferral-time": no_meaning(_BIRD, "6m0s"),
+    "gobgp-admin-address": refused(_BIRD, "127.0.0.1"),
+    "gobgp-admin-port": refused(_BIRD, "50051"),
+}
+"""The flags of kube-router's BGP. Without `--announce` kroute makes nothing of them."""
 
 _FLAGS: dict[str, Flag] = {
     "hostname-override": renamed("--node-name", write=host_name),
@@ -250,6 +265,7 @@ _FLAGS: dict[str, Flag] = {
     "master": same("master"),
     "cluster-cidr": same("cluster-cidr", networks),
     "loadbalancer-ip-range": same("loadbalancer-ip-range", networks),
+    **_BGP,
     **{name: refused(_ROUTING, default) for name, default in _ROUTING_DEFAULTS.items()},
 }
 

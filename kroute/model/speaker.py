@@ -7,6 +7,8 @@ import msgspec
 from kroute.model.addresses import Family
 
 BGP_PORT = 179
+LONGEST_PASSWORD = 80
+"""TCP_MD5SIG_MAXKEYLEN of the kernel."""
 
 
 class Secret(msgspec.Struct, frozen=True):
@@ -20,8 +22,18 @@ class Secret(msgspec.Struct, frozen=True):
     __str__ = __repr__
 
 
+def checked_password(text: str) -> Secret:
+    """A password that BIRD and the kernel can take. Raises ValueError, without the password."""
+    if not text.isascii() or not text.isprintable() or '"' in text or not 0 < len(text) <= LONGEST_PASSWORD:
+        raise ValueError(
+            f"its password cannot be used: 1 to {LONGEST_PASSWORD} printable ASCII characters are allowed, without "
+            "quotation marks"
+        )
+    return Secret(text)
+
+
 class Bfd(NamedTuple):
-    """How a failure of the way to a peer is detected (RFC 5880): intervals in milliseconds, packets that may be lost."""
+    """How a failure of the way to a peer is found (RFC 5880): intervals in ms, and packets that are missed."""
 
     receive: int
     send: int

@@ -12,8 +12,9 @@ it makes one pass: it takes everything that waits, changes its desired state, wr
 applied state, and says which stages its plans have passed. The task that listens to the kernel only appends events to a
 list. New plans never interrupt a batch that is being written; they are the next batch. Large work is done in slices.
 Other tasks run between two slices, but this controller's state does not change there. Controllers share only the stage
-gate, whose calls are atomic, and two objects that one of them changes and another reads: the dummy interface
-(service_proxy, for route_fix) and the pods that are prepared (direct_return, for service_proxy).
+gate, whose calls are atomic, and objects that one of them changes and another reads: the dummy interface
+(service_proxy, for route_fix), the pods that are prepared (direct_return, for service_proxy), and the live addresses
+(service_proxy and direct_return, for announcing).
 
 **The life of a controller.** `start` prepares what needs no plans, and waits for the initial sync. The first pass takes
 in all plans and resyncs: it adopts what an earlier run left. If nothing has changed, the first pass has no deltas, and

@@ -47,6 +47,11 @@ ENFORCED: Mapping[Family, Stage] = {family: Stage(f"enforced-{family.value.lower
 that set exist. It is said only of plans that restrict ports, of newer plans of their Services, and of deleted Services.
 masquerade revokes it, and service_proxy acts on the revocation."""
 
+UNANNOUNCED = Stage("unannounced")
+"""announcing: routers do not learn any more the addresses that the plan no longer has announced, or these were waited
+for long enough. So an address is withdrawn before service_proxy unbinds it. Nobody says it where nothing is
+announced."""
+
 GOING_LIVE = (ENTRIES_PREPARED, SERVED, ROUTES_PREPARED, WITHDRAWN)
 """When a plan has passed these, what it replaced is withdrawn, and all that it wants is in the kernel, except addresses
 that are not bound yet: the next pass of service_proxy binds these."""
@@ -188,6 +193,10 @@ class StageGate:
         if newest.generation != before.generation:
             since = before.generation
         passage.renewed[owner] = (since, revision)
+
+    def is_said(self, stage: Stage) -> bool:
+        """Whether any controller says this stage."""
+        return stage in self._passages
 
     def has_candidates(self, stage: Stage) -> bool:
         """Whether any revision has yet to pass the stage."""

@@ -139,7 +139,7 @@ class Settings(msgspec.Struct, frozen=True):
     advertise_loadbalancer_ip: bool = False
     cluster_asn: int = 64512
     nodes_full_mesh: bool = False
-    router_id: str = ""
+    router_id: str | None = None
     peer_router_ips: tuple[str, ...] = ()
     peer_router_asns: tuple[int, ...] = ()
     peer_router_ports: tuple[int, ...] = ()
@@ -147,7 +147,7 @@ class Settings(msgspec.Struct, frozen=True):
     peer_passwords: Path | None = None
     peer_ttl_security: bool = False
     override_nexthop: bool = False
-    bgp_port: int = 179
+    bgp_port_number: int = 179
     bgp_holdtime: float = 90.0
     bgp_graceful_restart_time: float = 120.0
     bfd: bool = False
@@ -202,6 +202,16 @@ class Settings(msgspec.Struct, frozen=True):
     def refusals_logged_to(self) -> int | None:
         """The group of nfnetlink_log for what network policies refuse; None: that is not logged."""
         return self.policy_log_group if self.network_policies and self.policy_log else None
+
+    @property
+    def bird_socket(self) -> Path:
+        """The control socket of BIRD, with its usual name."""
+        return self.bird_directory / "bird.ctl"
+
+    @property
+    def bird_configuration(self) -> Path:
+        """The configuration that kroute writes for BIRD."""
+        return self.bird_directory / "kroute.conf"
 
     def protects(self, port: int) -> bool:
         """Whether this port is protected: no Service may use it on a node's own address."""

@@ -5,7 +5,7 @@ function does the opposite; the command line shows the defaults of `Settings` wi
 """
 
 import re
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Address, ip_address, ip_network
 from urllib.parse import urlsplit
 
 import msgspec
@@ -120,6 +120,32 @@ def parse_node_ips(text: str) -> tuple[str, ...]:
     return addresses
 
 
+def parse_router_ips(text: str) -> tuple[str, ...]:
+    """Read addresses of routers, separated by commas."""
+    return tuple(map(parse_address, _elements(text)))
+
+
+def parse_router_id(text: str) -> str:
+    """Read a BGP router id: an IPv4 address that is not 0."""
+    try:
+        number = int(IPv4Address(text))
+    except ValueError:
+        number = 0
+    if not number:
+        raise ValueError(f"{text!r} is not a router id: write one like an IPv4 address, such as 10.0.0.1")
+    return text
+
+
+def parse_asns(text: str) -> tuple[int, ...]:
+    """Read AS numbers, separated by commas. Some may be equal."""
+    return tuple(_number(element, 1, (1 << 32) - 2, "an AS number") for element in _elements(text))
+
+
+def parse_router_ports(text: str) -> tuple[int, ...]:
+    """Read ports, separated by commas; 0: the usual one. Some may be equal."""
+    return tuple(_number(element, 0, 65535, "a port") for element in _elements(text))
+
+
 def parse_ports(text: str) -> tuple[PortRange, ...]:
     """Read ports and ranges of ports, separated by commas: `22,2379-2380`."""
     return tuple(dict.fromkeys(map(_parse_port_range, _elements(text))))
@@ -187,6 +213,12 @@ def parse_interface(text: str) -> str:
 def _elements(text: str) -> list[str]:
     """The elements of a list, separated by commas or spaces."""
     return text.replace(",", " ").split()
+
+
+def _number(text: str, least: int, most: int, what: str) -> int:
+    if not re.fullmatch(r"\d{1,10}", text, re.ASCII) or not least <= int(text) <= most:
+        raise ValueError(f"{text!r} is not {what}: write {least} to {most}")
+    return int(text)
 
 
 def _parse_port_range(text: str) -> PortRange:

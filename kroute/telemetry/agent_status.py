@@ -19,6 +19,7 @@ from kroute.inspect.status import (
     policy_problems,
     proxy_problems,
     rfc3339,
+    routing_problems,
     served,
     set_problems,
     source_problems,
@@ -94,6 +95,7 @@ class AgentStatus:
                 *set_problems(parts.controllers.set_fills()),
                 *plan_problems(plans),
                 *(policy_problems(parts.policies.catalog.problems) if parts.policies is not None else ()),
+                *await self._routing_problems(),
             ],
         )
 
@@ -101,6 +103,13 @@ class AgentStatus:
         waits_for, rival = self._parts.ownership.waits_for, self._parts.ownership.rival
         has_policies = rival is not None and rival.has_policies
         return proxy_problems(str(waits_for or ""), str(rival or ""), has_policies=has_policies)
+
+    async def _routing_problems(self) -> list[StatusProblem]:
+        if (announcing := self._parts.controllers.optional.announcing) is None:
+            return []
+        from kroute.inspect.peers import peers_of  # noqa: PLC0415  few nodes announce
+
+        return list(routing_problems(announcing.problems, await peers_of(announcing)))
 
     def _pending(self, counted: Statistics) -> int:
         """How many Services have changes that are on their way. At least 1 while a change of the node is."""

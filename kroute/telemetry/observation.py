@@ -104,7 +104,7 @@ class Observation:
         from kroute.kernel.packet_log import PacketLog  # noqa: PLC0415  few nodes have it
         from kroute.telemetry.policy_log import PolicyLog  # noqa: PLC0415  as above
 
-        policies, controller = self._parts.policies, self._parts.controllers.network_policy
+        policies, controller = self._parts.policies, self._parts.controllers.optional.network_policy
         if policies is None or policies.refusals is None or controller is None:
             return
         while not controller.has_adopted:  # noqa: ASYNC110  it has no event for that

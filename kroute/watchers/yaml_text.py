@@ -33,6 +33,18 @@ def load(text: bytes) -> list[Any]:
     return list(yaml.load_all(text, TextLoader))
 
 
+def value_of(text: str) -> Any:
+    """The only document of a text. Raises ValueError that quotes nothing of the text: it may hold a password."""
+    try:
+        documents = load(text.encode())
+    except FAILURES as error:
+        mark = getattr(error, "problem_mark", None)
+        raise ValueError(f"it is not YAML{f' (line {mark.line + 1})' if mark is not None else ''}") from None
+    if len(documents) != 1:
+        raise ValueError("it is not one document of YAML")
+    return documents[0]
+
+
 def _check(text: bytes) -> None:
     """Raise YAMLError for a text that is nested too deep, refers to itself, or stands for too many values."""
     collections: list[tuple[str | None, int]] = [(None, 0)]

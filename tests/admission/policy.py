@@ -82,6 +82,9 @@ VALUES = {
     "locality": rf"prefer-(?:node|zone)(?:\s*,\s*spill\s+{numbers(1, FULL)}%)?",
     "ejection": "|".join((_SWITCH, _AFTER, _HOLD, rf"{_AFTER}\s*,\s*{_HOLD}", rf"{_HOLD}\s*,\s*{_AFTER}")),
     "direct-return": "tunnel",
+    "advertise-cluster-ip": _SWITCH,
+    "advertise-external-ip": _SWITCH,
+    "advertise-loadbalancer-ip": _SWITCH,
     "director-weight": "endpoints|equal",
 }
 """What a value of each annotation may be, without the white space around it."""

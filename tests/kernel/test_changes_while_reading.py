@@ -15,6 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.controllers.dummy_interface import DummyInterface
+from kroute.controllers.live_addresses import LiveAddresses
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy.vip_addresses import VipAddresses
 from kroute.firewall.backend import node_clients
@@ -189,7 +190,9 @@ async def test_vips_that_fall_out_of_a_list_because_others_are_deleted_are_not_t
     first = vips(VIPS)[50:100]
     interface = DummyInterface("d0", node.links, Ledger.open(tmp_path))
     status = PassStatus("service_proxy", time.monotonic)
-    served = VipAddresses(status, node.addresses, interface, DigestPace(Settings("node"), status.counters))
+    served = VipAddresses(
+        status, node.addresses, interface, DigestPace(Settings("node"), status.counters), LiveAddresses()
+    )
     for address in bound:
         served.desired.note_applied(address, Vip(address, None))
 

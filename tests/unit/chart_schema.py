@@ -10,7 +10,10 @@ from kroute.cli.migrate import PROXIES
 
 Schema = dict[str, Any]
 
-OF_THE_POD = {"config", "kubeconfig", "master", "manifests", "node-name", "node-ip", "state-dir", "proc-sys"}
+OF_THE_POD = {
+    *("config", "kubeconfig", "master", "manifests", "node-name", "node-ip"),
+    *("state-dir", "proc-sys", "bird-directory", "peer-passwords"),
+}
 """What the pod's own manifest settles, or what has no meaning in a pod."""
 
 OF_MIGRATION = {"other-proxies", "take-over-after"}
@@ -32,14 +35,18 @@ _PORT = "[0-9]{1,5}"
 _DURATION = r"(([0-9]+h)?([0-9]+m)?[0-9]+(\.[0-9]+)?s?|([0-9]+h)?[0-9]+m|[0-9]+h)"
 
 ELEMENTS = {
+    "ASN[,ASN]": "[0-9]{1,10}",
     "CIDR[,CIDR]": _CIDR,
     "CIDR[,CIDR]|primary": rf"({_CIDR}|[Pp][Rr][Ii][Mm][Aa][Rr][Yy])",
     "DURATION": _DURATION,
     "FLAG[,FLAG]|none": "[a-z0-9-]+",
+    "ID": _IPV4,
+    "IP[,IP]": rf"({_IPV4}|{_IPV6})",
     "IP:PORT|off": rf"([Oo][Ff][Ff]|({_IPV4}|\[{_IPV6}\])?:{_PORT})",
     "MARK": "(0x[0-9A-Fa-f]+|[0-9]+)",
     "NAME": r"[^\s/:]{1,63}",
     "PERCENT": r"[0-9]+(\.[0-9]+)? ?%",
+    "PORT[,PORT]": _PORT,
     "PORT[-PORT][,...]": rf"{_PORT}(-{_PORT})?",
     "SRC:DST[,...]": rf"({_IPV4}(/[0-9]+)?:{_IPV4}(/[0-9]+)?|{_IPV6}/[0-9]+:{_IPV6}/[0-9]+)",
 }

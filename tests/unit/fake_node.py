@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from kroute.controllers.announcing.controller import Speaking
 from kroute.controllers.network_policy import Policies
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.backend import BACKENDS, removables
@@ -25,10 +26,13 @@ from kroute.model.plan import (
     VirtualServer,
     VirtualServerKey,
 )
+from kroute.planning.bgp.catalog import SpeakerCatalog
 from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings
+from kroute.watchers.yaml_text import value_of
+from tests.fakes.bird import FakeBird
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.node_kernel import FakeNodeKernel
 
@@ -75,8 +79,12 @@ class FakeNode:
     Unless the settings say otherwise, the budget has it resync every period, however slow this machine is.
     """
 
-    def __init__(self, state_dir: Path, kernel: FakeKernel | None = None, **settings: object) -> None:
+    def __init__(
+        self, state_dir: Path, kernel: FakeKernel | None = None, bird: FakeBird | None = None, **settings: object
+    ) -> None:
         self.kernel = kernel or new_kernel()
+        self.bird = bird or FakeBird()
+        self.node_problems: list[tuple[str, Problem]] = []
         usual = {"firewall": "iptables", "resync_budget": 1.0}
         self.settings = Settings(node_name="node3", state_dir=state_dir, **{**usual, **settings})
         self.clock = Clock()
@@ -91,6 +99,7 @@ class FakeNode:
             lambda key, problem: self.problems.append((key, problem)),
             self.clients,
             Policies(PolicyCatalog("node3"), lambda *_: None) if self.settings.network_policies else None,
+            self._speaking() if self.settings.announce else None,
             clock=self.clock,
         )
         self.stage_gate, self.ledger, self.interface = wiring.stage_gate, wiring.ledger, wiring.interface
@@ -101,6 +110,12 @@ class FakeNode:
             "service_proxy": self.service_proxy._monitor,
             "route_fix": self.route_fix._monitor,
         }
+
+    def _speaking(self) -> Speaking:
+        def note(what: str) -> Callable[[Problem], None]:
+            return lambda problem: self.node_problems.append((what, problem))
+
+        return Speaking(SpeakerCatalog(self.settings, value_of), self.bird, note("report"), note("take back"))
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock; call this before anything else."""
@@ -176,7 +191,7 @@ class FakeNode:
                 self.kernel.unsubscribe(monitor._queue)
         self.kernel.writes.clear()
         kept = {"resync_period": self.settings.resync_period, "drain_timeout": self.settings.drain_timeout}
-        return FakeNode(self.settings.state_dir, self.kernel, **{**kept, **settings})
+        return FakeNode(self.settings.state_dir, self.kernel, self.bird, **{**kept, **settings})
 
     async def cleanup(self) -> CleanupReport:
         """Do what `kroute cleanup` does in its own process."""

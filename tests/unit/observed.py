@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 from kroute.base.histogram import Histogram
 from kroute.checks.ownership import Ownership
+from kroute.controllers.node_controllers import OptionalControllers
 from kroute.firewall.backend import Choice
 from kroute.firewall.sets import SetFill
 from kroute.inspect.policies import Enforced
@@ -34,6 +35,7 @@ class Workers:
 
     def __init__(self) -> None:
         self.is_live = True
+        self.optional = OptionalControllers()
         self.faults: list[str] = []
         self.taken_over = 0
         self.counters = {name: ControllerStatistics(last_success=1_700_000_000.0) for name in CONTROLLERS}

@@ -89,6 +89,7 @@ RUN_BY = {
     "az aks": A_PROVIDER,
     "firewall-cmd": "not run: there is no firewalld; firewall-offline-cmd 1.3.3 took each line",
     "ufw": "not run: there is no ufw; tests/scenarios/test_host_firewalls.py has its rules",
+    "bird": "tests/scenarios/test_announcing.py",
     "grep": ANOTHER_PROGRAM,
     "ip address": ANOTHER_PROGRAM,
     "ip rule": ANOTHER_PROGRAM,

@@ -30,7 +30,6 @@ NAMED_TUPLE_METHODS = {"_asdict", "_fields", "_make", "_replace"}
 
 MANY_ATTRIBUTES: dict[str, int] = {
     "agent: Agent": 16,
-    "controllers: NodeControllers": 13,
     "director: DirectRouting": 15,
     "director: Director": 16,
     "director: DirectorAddresses": 13,

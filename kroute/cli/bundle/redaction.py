@@ -52,6 +52,8 @@ _PEM_WORD = re.compile(r"(?<!\S)([A-Za-z0-9+/]++={0,2})\s*+$")
 """The last word of a line, if it may be a key's: lines of a log have others before it."""
 SHORTEST_PEM_WORD = 16
 """Characters; one shorter word is a key's if it follows such a one."""
+_OF_A_PEER = re.compile(r'^  password "(.*)";$', re.MULTILINE)
+"""What kroute writes for BIRD."""
 _WORK = 1 << 18
 """Characters that are searched before the time is looked at."""
 
@@ -214,13 +216,14 @@ def _keys(text: str) -> Iterator[tuple[int, int]]:
 
 
 def secrets_of(settings: Settings, environment: Mapping[str, str] = os.environ) -> set[str]:
-    """The secrets that this node is known to have: of the kubeconfig, the service account and the environment."""
+    """The secrets that this node is known to have: of the kubeconfig, the service account, the environment and BIRD."""
     others = {name: value for name, value in environment.items() if not name.startswith("KROUTE_")}  # they hold none
     found = {value for name, value in others.items() if _SECRET_NAME.search(name)}
     for name in ("token", "ca.crt"):
         found.update(_lines(_read(SERVICE_ACCOUNT / name)))
     if settings.kubeconfig is not None:
         found.update(_of_kubeconfig(settings.kubeconfig))
+    found.update(_OF_A_PEER.findall(_read(settings.bird_configuration)))
     return {value for value in found if len(value) >= SHORTEST}
 
 

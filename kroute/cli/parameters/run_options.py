@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from kroute.base import logs
 from kroute.cli.parameters.config_file import read_config
 from kroute.cli.parameters.options import (
+    ASNS,
     BIND_ADDRESS,
     CONNTRACK_TIMEOUT,
     DEFAULT_FLAGS,
@@ -32,6 +33,9 @@ from kroute.cli.parameters.options import (
     ON_OFF,
     PORTS,
     PROXY_NAME,
+    ROUTER_ID,
+    ROUTER_IPS,
+    ROUTER_PORTS,
     SCHEDULER_FLAGS,
     SERVERS,
     SHARE,
@@ -51,6 +55,8 @@ from kroute.settings import (
 
 _COUNT = click.IntRange(min=1)
 _CONNECTIONS = click.IntRange(0, 1 << 30)
+_HOLD_TIMES, _RESTART_TIMES, _BFD_INTERVALS = (3, 65535), (0, 4095), (0.001, 60)
+"""Seconds that BGP and BFD allow (RFC 4271, 4724, and a limit of kroute's)."""
 
 GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "Source of Services": (
@@ -228,6 +234,50 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--policy-log-group", click.IntRange(1, 65535), "The group of nfnetlink_log by which these packets come."
         ),
     ),
+    "Announcing addresses to routers": (
+        Setting("--announce", None, "Have routers learn addresses of Services from this node, by BGP, through BIRD."),
+        Setting("--advertise-cluster-ip", None, "With it, announce ClusterIPs."),
+        Setting("--advertise-external-ip", None, "With it, announce external IPs."),
+        Setting("--advertise-loadbalancer-ip", None, "With it, announce LoadBalancer addresses."),
+        Setting("--peer-router-ips", ROUTER_IPS, "The routers with which every node speaks."),
+        Setting("--peer-router-asns", ASNS, "The AS numbers of these routers, in the same order."),
+        Setting("--peer-router-ports", ROUTER_PORTS, "Their ports, in the same order; 0: 179."),
+        Setting(
+            "--peer-router-multihop-ttl",
+            click.IntRange(0, 255),
+            "How many hops away these routers may be; 0: they are neighbours.",
+        ),
+        Setting(
+            "--peer-passwords",
+            DIRECTORY,
+            "A directory with a file for each router that needs a password, named by its address, - for a colon.",
+        ),
+        Setting("--peer-ttl-security", None, "Drop packets of routers that come from farther away (GTSM)."),
+        Setting("--cluster-asn", click.IntRange(1, (1 << 32) - 2), "The AS number of nodes without annotation."),
+        Setting("--nodes-full-mesh", None, "Speak with all nodes of the same AS, too."),
+        Setting("--router-id", ROUTER_ID, "The BGP router id.  [default: the node's IPv4 address]"),
+        Setting("--override-nexthop", None, "Be the next hop of what a route reflector passes on to routers."),
+        Setting(
+            "--bgp-port-number", click.IntRange(1, 65535), "The port for connections of peers, and of other nodes."
+        ),
+        Setting("--bgp-holdtime", DURATION, "After which silence of a peer its session ends."),
+        Setting(
+            "--bgp-graceful-restart-time",
+            DURATION,
+            "For how long routers keep the routes of a BIRD that restarts; 0s: not at all.",
+        ),
+        Setting("--bfd", None, "Detect failures of the way to routers by BFD."),
+        Setting("--bfd-interval", DURATION, "The time between two packets of BFD."),
+        Setting("--bfd-multiplier", click.IntRange(1, 255), "Packets of BFD that are missed until the way has failed."),
+        Setting(
+            "--withdraw-grace", DURATION, "For how long an address is served after routers were told that it is gone."
+        ),
+        Setting(
+            "--bird-directory",
+            click.Path(file_okay=False, path_type=Path),
+            "Where BIRD's control socket bird.ctl is, and the configuration kroute.conf that kroute writes for it.",
+        ),
+    ),
     "Comparison, repair and clean-up": (
         Setting(
             "--resync-period", DURATION, "How often the kernel is looked at for changes by others, which are repaired."
@@ -342,6 +392,7 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
         raise click.UsageError("--resync-period must be at least 1s")
     if values["direct_return"] and values["direct_return_mark"] == values["masquerade_mark"]:
         raise click.UsageError("--direct-return-mark and --masquerade-mark must be different bits")
+    _refuse_wrong_routing(values)
     for mode, name in (
         ("BridgeInterface", "pod_bridge_interface"),
         ("InterfaceNamePrefix", "pod_interface_name_prefix"),
@@ -359,6 +410,20 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
         "ipvs_estimation": {"on": True, "off": False, "leave": None}[values["ipvs_estimation"]],
     }
     return common_settings({**values, **changed})
+
+
+def _refuse_wrong_routing(values: Mapping[str, Any]) -> None:
+    """Raise UsageError if the settings of routers contradict each other, or BGP does not allow one."""
+    routers, ports = len(values["peer_router_ips"]), values["peer_router_ports"]
+    if len(values["peer_router_asns"]) != routers or len(ports) not in {0, routers}:
+        raise click.UsageError("--peer-router-ips, --peer-router-asns and --peer-router-ports must have equal lengths")
+    for name, (least, most) in (
+        ("bgp_holdtime", _HOLD_TIMES),
+        ("bgp_graceful_restart_time", _RESTART_TIMES),
+        ("bfd_interval", _BFD_INTERVALS),
+    ):
+        if not least <= values[name] <= most:
+            raise click.UsageError(f"--{name.replace('_', '-')} must be from {least:g}s to {most:g}s")
 
 
 def common_settings(values: Mapping[str, Any]) -> Settings:

@@ -72,6 +72,8 @@ REAL_SERVERS_A_BATCH = 2000
 _Desired = Mapping[VirtualServerKey, VirtualServer | None]
 """Virtual servers as they are desired; None where nobody wants one."""
 
+Asked = Callable[[VirtualServerKey], bool]
+
 Suspect = Callable[[Iterable[VirtualServerKey]], None]
 """Called with virtual servers whose UDP flows may lead to a real server that no longer serves."""
 
@@ -143,21 +145,21 @@ class VirtualServers:
         known = self.desired.applied.get(key) or self.desired.desired(key)
         return known if known is not None and not self._drains.of(key) and matches_exactly(state, known) else None
 
-    async def write(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
+    async def write(self, is_needed: Asked, is_held: Asked) -> None:
         """Write the deltas, then delete the real servers that have drained, then virtual servers that have none left.
 
         First the kernel is asked again for missing schedulers, and weights go on: both may make more deltas. A virtual
-        server that nobody wants stays while its address `is_leaving`. One that `is_held` is changed only if it gives
-        packets no new way; it is not even deleted because it has no real servers.
+        server that nobody wants stays while it `is_needed`. One that `is_held` is changed only if it gives packets no
+        new way; it is not even deleted because it has no real servers.
         """
         await self._ask_again_for_schedulers()
         now = self._status.clock()
         await self.weights.advance(now)
         written = self._status.counters.writes
-        await self._write_due(is_leaving, is_held)
+        await self._write_due(is_needed, is_held)
         await self._end_drains(now)
         if self._status.counters.writes > written and self.desired.unsettled:
-            await self._write_due(is_leaving, is_held)
+            await self._write_due(is_needed, is_held)
 
     def next_due(self) -> float | None:
         """When the next poll of drains, or the next change of a weight, is due."""
@@ -173,14 +175,14 @@ class VirtualServers:
         wanted = desired.real_servers if desired else ()
         return [(address, port) for address, port, _ in wanted] + list(self._drains.of(key))
 
-    async def _write_due(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
+    async def _write_due(self, is_needed: Asked, is_held: Asked) -> None:
         waiting = self._status.waiting()
         async for deltas in self.desired.pending():
             due = []
             for delta in deltas:
                 key, applied, desired = delta
                 if desired is None:
-                    must_wait = is_leaving(key.address)
+                    must_wait = is_needed(key)
                 else:
                     must_wait = is_held(key) and not only_takes_away(applied, self._effective(desired))
                 if not must_wait and key not in waiting:

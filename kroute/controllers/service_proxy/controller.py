@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.ipvs.effective_weights import EffectiveWeights
 from kroute.controllers.ipvs.virtual_servers import VirtualServers
+from kroute.controllers.live_addresses import LiveAddresses
 from kroute.controllers.prepared_pods import PreparedPods
 from kroute.controllers.service_proxy.readiness import Readiness
 from kroute.controllers.service_proxy.surroundings import Surroundings
@@ -37,6 +38,7 @@ from kroute.reconcile.stage_gate import (
     ENTRIES_PREPARED,
     ROUTES_PREPARED,
     SERVED,
+    UNANNOUNCED,
     WITHDRAWN,
     Revision,
 )
@@ -67,13 +69,14 @@ class ServiceProxy(Controller):
         ledger: Ledger,
         monitor: EventSource,
         pods: PreparedPods,
+        live: LiveAddresses,
     ) -> None:
         super().__init__(shared, monitor)
         self._gate = gate = shared.gate
         self._interface = interface
         self._surroundings = Surroundings(shared.settings, kernel, interface, ledger)
         pace = DigestPace(shared.settings, self.status.counters)
-        self._vips = VipAddresses(self.status, kernel.addresses, interface, pace)
+        self._vips = VipAddresses(self.status, kernel.addresses, interface, pace, live)
         self._flows = UdpFlows(self.status, kernel.conntrack)
         self._servers = VirtualServers(shared, self.status, kernel.ipvs, kernel.sysctls, ledger, self._flows.suspect)
         self._readiness = Readiness(gate, shared.report, pods)
@@ -90,6 +93,7 @@ class ServiceProxy(Controller):
         gate.join(self.wake, says=says, waits_for=(ENTRIES_PREPARED, ROUTES_PREPARED), needs=self._readiness.waits_for)
         # ENFORCED always wakes this controller: a port may wait for it although the rest of the Service is live.
         gate.join(self.wake, says={}, waits_for=ENFORCED.values(), acts_on_revoked=ENFORCED.values())
+        gate.join(self.wake, says={}, waits_for=(UNANNOUNCED,))
         gate.submit(EARLIER_RUN, WITHDRAWN)
 
     @property
@@ -177,7 +181,7 @@ class ServiceProxy(Controller):
             self.status.repaired(await self._surroundings.ensure())
 
     async def _unbind(self) -> None:
-        gone = await self._vips.unbind()
+        gone = await self._vips.unbind(self._is_unannounced)
         if any(":" not in address for address in gone):
             self._may_lack_ipv4 = True
 
@@ -207,7 +211,7 @@ class ServiceProxy(Controller):
         for plan in self._readiness.review(self.clock()):
             self.weights.want(plan, self._readiness.servers(plan))
         written = self.status.counters.writes
-        await self._servers.write(self._vips.desired.is_leaving, self._is_held)
+        await self._servers.write(self._is_needed, self._is_held)
         if self.status.counters.writes > written:
             self._gate.restart_waits(self.clock())
 
@@ -271,6 +275,16 @@ class ServiceProxy(Controller):
 
     def _has_route(self, key: ObjectKey) -> bool:
         return self._gate.has_passed(self._plans[key], ROUTES_PREPARED)
+
+    def _is_unannounced(self, plan: Revision) -> bool:
+        """Whether no router sends clients to what the plan has dropped."""
+        return not self._gate.is_said(UNANNOUNCED) or self._gate.has_passed(plan, UNANNOUNCED)
+
+    def _is_needed(self, key: VirtualServerKey) -> bool:
+        """Whether a virtual server that no plan wants has to stay, since clients may still come to its address."""
+        return self._vips.desired.is_leaving(key.address) or not self._is_unannounced(
+            self._servers.desired.dropped_by(key)
+        )
 
     def _is_held(self, key: VirtualServerKey) -> bool:
         """Whether this virtual server, which a plan wants, must wait, for instance for its set entries.

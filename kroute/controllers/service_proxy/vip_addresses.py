@@ -10,6 +10,7 @@ from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 import structlog
 
 from kroute.controllers.dummy_interface import DummyInterface
+from kroute.controllers.live_addresses import LiveAddresses
 from kroute.kernel.clients import AddressClient
 from kroute.kernel.digest import LastLook
 from kroute.kernel.errors import Failure
@@ -22,8 +23,11 @@ from kroute.reconcile.comparison.vips import agrees
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.pass_status import PassStatus, names_of
 from kroute.reconcile.resync_schedule import DigestPace
+from kroute.reconcile.stage_gate import Revision
 
 MayBind = Callable[[ObjectKey, str], bool]
+MayUnbind = Callable[[Revision], bool]
+"""Whether what this plan has dropped may be unbound."""
 HasRoute = Callable[[ObjectKey], bool]
 
 log = structlog.get_logger(__name__)
@@ -33,12 +37,19 @@ class VipAddresses:
     """Reconciles the addresses on the dummy interface."""
 
     def __init__(
-        self, status: PassStatus, addresses: AddressClient, interface: DummyInterface, pace: DigestPace
+        self,
+        status: PassStatus,
+        addresses: AddressClient,
+        interface: DummyInterface,
+        pace: DigestPace,
+        live: LiveAddresses,
     ) -> None:
         self.desired: DesiredState[str, Vip] = DesiredState(agrees)
         self._status = status
         self._addresses = addresses
         self._interface = interface
+        self._live = live
+        live.include(self.desired.applied.keys())
         self._last = LastLook()
         self._pace = pace
         self._writer: BatchWriter[AddressChange, str] = BatchWriter(
@@ -94,13 +105,14 @@ class VipAddresses:
         """The addresses that are desired and not bound."""
         return [delta.key for delta in await self.desired.all_pending() if delta.applied is None]
 
-    async def unbind(self) -> list[str]:
-        """Unbind the addresses that no plan wants; returns those that were unbound."""
+    async def unbind(self, may_unbind: MayUnbind) -> list[str]:
+        """Unbind the addresses that no plan wants, where nothing leads to them; returns those that were unbound."""
         if not (unwanted := self.desired.unwanted()):
             return []
         gone: list[AddressChange] = []
         waiting = self._status.waiting()
-        due = [address for address in unwanted if address not in waiting]
+        dropped_by = self.desired.dropped_by
+        due = [address for address in unwanted if address not in waiting and may_unbind(dropped_by(address))]
         async for batch in sliced(due):
             changes = [UnbindAddress(address) for address in batch]
             gone += await self._writer.write(changes, self._send, harmless={EADDRNOTAVAIL, ENODEV})
@@ -127,6 +139,8 @@ class VipAddresses:
             changes = [self._binding(address, has_route) for address in free]
             if changes:
                 bound += await self._writer.write(changes, self._send, harmless={EEXIST})
+        if bound:
+            self._live.changed()
         return [change.address for change in bound]
 
     def _binding(self, address: str, has_route: HasRoute) -> BindAddress:

@@ -13,7 +13,7 @@ import msgspec
 
 from kroute.model.addresses import canonical, family_of, network, unicast
 from kroute.model.plan import Problem, quoted
-from kroute.model.speaker import BGP_PORT, Bfd, Community, Peer, Secret
+from kroute.model.speaker import BGP_PORT, Bfd, Community, Peer, Secret, checked_password
 
 T = TypeVar("T")
 
@@ -27,8 +27,6 @@ PASSWORDS, LOCAL_IPS = "peer.passwords", "peer.localips"
 WORDS = (ASN, SERVER, CLIENT, COMMUNITIES, REJECTED, PREPENDED, REPEATED, PEERS, IPS, ASNS, PORTS, PASSWORDS, LOCAL_IPS)
 NAMES = frozenset(prefix + word for prefix in PREFIXES for word in WORDS)
 
-LONGEST_PASSWORD = 80
-"""TCP_MD5SIG_MAXKEYLEN of the kernel."""
 MOST = 100
 """Peers, communities or networks that one annotation may name."""
 MOST_REPEATED = 255
@@ -94,7 +92,7 @@ class Reader:
 
     def text(self, word: str) -> str | None:
         """The value of an annotation, by the first of its names."""
-        return next((self._annotations[prefix + word] for prefix in PREFIXES if prefix + word in self._annotations), None)
+        return self._annotations.get(self._name(word))
 
     def value(self, word: str, read: Callable[[str], T], otherwise: T) -> T:
         """The value as `read` reads it (ValueError), or with a Problem the other one."""
@@ -126,7 +124,7 @@ class Reader:
 
     def refuse(self, word: str, why: str) -> None:
         """Report what is wrong with an annotation."""
-        name = next((prefix + word for prefix in PREFIXES if prefix + word in self._annotations), PREFIXES[0] + word)
+        name = self._name(word)
         self.problems.append(Problem("InvalidAnnotation", f"annotation {name}: {why}", f"annotation {name}: {why}."))
 
     def prepended(self) -> tuple[int, ...]:
@@ -150,13 +148,15 @@ class Reader:
             return []
         return [*self._found(PEERS, written, defaults)]
 
+    def _name(self, word: str) -> str:
+        """The first of an annotation's names that the Node has."""
+        return next((prefix + word for prefix in PREFIXES if prefix + word in self._annotations), PREFIXES[0] + word)
+
     def _found(self, word: str, written: Sequence[Any], defaults: PeerDefaults) -> Iterator[Peer]:
         for number, each in enumerate(written, 1):
             try:
                 yield _peer(msgspec.convert(each, _PeerText), defaults)
-            except msgspec.ValidationError as error:
-                self.refuse(word, f"peer {number} is left out: {error}")
-            except ValueError as error:
+            except (msgspec.ValidationError, ValueError) as error:
                 self.refuse(word, f"peer {number} is left out: {error}")
 
 
@@ -168,7 +168,7 @@ def read_asn(text: str) -> int:
 def checked_asn(number: int, text: str = "") -> int:
     """The same number, if a router may have it. Raises ValueError."""
     if not 0 < number < 1 << 32 or number in _RESERVED:
-        raise ValueError(f"{quoted(text or str(number))} is not an AS number: 1 to 4294967294 are, but some reserved ones")
+        raise ValueError(f"{quoted(text or str(number))} is not an AS number: 1 to 4294967294, but some reserved ones")
     return number
 
 
@@ -196,7 +196,7 @@ def read_community(text: str) -> Community:
                 return tuple(pair)
             case [_, _, _] as large if max(large) < 1 << 32:
                 return tuple(large)
-    raise ValueError(f"{quoted(text)} is not a community: NUMBER, NUMBER:NUMBER, NUMBER:NUMBER:NUMBER or a name is allowed")
+    raise ValueError(f"{quoted(text)} is not a community: one to three numbers with colons, or a name, are allowed")
 
 
 def read_network(text: str) -> str:
@@ -205,16 +205,6 @@ def read_network(text: str) -> str:
         return str(network(text))
     except ValueError:
         raise ValueError(f"{quoted(text)} is not a network") from None
-
-
-def checked_password(text: str) -> Secret:
-    """A password that BIRD and the kernel can take. Raises ValueError, without the password."""
-    if not text.isascii() or not text.isprintable() or '"' in text or not 0 < len(text) <= LONGEST_PASSWORD:
-        raise ValueError(
-            f"its password cannot be used: 1 to {LONGEST_PASSWORD} printable ASCII characters but the quotation mark are "
-            "allowed"
-        )
-    return Secret(text)
 
 
 def _read_times(text: str) -> int:
@@ -257,7 +247,7 @@ def _peer(written: _PeerText, defaults: PeerDefaults) -> Peer:
 def peer_address(text: str) -> str:
     """The address of a router, in canonical text. Raises ValueError."""
     if (address := unicast(text)) is None:
-        raise ValueError(f"{quoted(text)} is not an address of a router: a unicast one that is not link-local is allowed")
+        raise ValueError(f"{quoted(text)} is not an address of a router: unicast ones that are not link-local are")
     return address
 
 
@@ -284,7 +274,8 @@ def _parallel(reader: Reader) -> list[dict[str, Any]]:
         if len(elements) != len(ips):
             reader.refuse(word, f"no peer is known: {IPS} has {len(ips)} elements, and this list {len(elements)}")
             return []
-    peers: list[dict[str, Any]] = [{"remoteip": ip, "remoteasn": _number(asn)} for ip, asn in zip(ips, asns, strict=True)]
+    both = zip(ips, asns, strict=True)
+    peers: list[dict[str, Any]] = [{"remoteip": ip, "remoteasn": _number(asn)} for ip, asn in both]
     for field, elements in columns.items():
         for peer, element in zip(peers, elements, strict=True):
             if element:

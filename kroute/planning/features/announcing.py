@@ -1,9 +1,9 @@
 """Which addresses of a Service this node announces to routers (`kroute run --announce`).
 
-What is announced is for the settings to say (`--advertise-…-ip`), and for a Service's annotations to say otherwise. An
-address to which a traffic policy Local applies is announced only where a ready endpoint is: routers that divide clients
-over the nodes would send some of them to nodes that do not serve them. With policy Cluster it is announced without
-endpoints, too, so that clients are refused at once, and routers learn nothing new while all pods are replaced.
+The settings (`--advertise-…-ip`) say what is announced, and a Service's annotations may say otherwise. An address to
+which a traffic policy Local applies is announced only where a ready endpoint is: routers that divide clients over the
+nodes would send some of them to nodes that do not serve them. With policy Cluster it is announced without endpoints,
+too, so that clients are refused at once, and routers learn nothing new while all pods are replaced.
 """
 
 from collections.abc import Mapping

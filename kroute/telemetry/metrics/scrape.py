@@ -6,6 +6,7 @@ from itertools import product
 from typing import NamedTuple
 
 from kroute.firewall.sets import SetFill
+from kroute.inspect.peers import PeerView
 from kroute.inspect.policies import PolicyFigures
 from kroute.model.addresses import family_of
 from kroute.model.objects import ObjectKey
@@ -37,7 +38,7 @@ class PlanSurvey(NamedTuple):
 class Scrape(NamedTuple):
     """The values at the moment of a scrape. `kernel` is None if the kernel cannot be read. `sets`: the firewall's.
 
-    `policies` is None if no network policies are enforced, or the kernel cannot be read.
+    `policies` is None if no network policies are enforced, or the kernel cannot be read. `peers` are the BGP sessions.
     """
 
     parts: AgentParts
@@ -47,6 +48,7 @@ class Scrape(NamedTuple):
     kernel: KernelSummary | None
     sets: Sequence[SetFill]
     policies: PolicyFigures | None
+    peers: Sequence[PeerView]
 
 
 class Series(NamedTuple):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from kroute import __version__
 from kroute.inspect.figures import Figures
+from kroute.inspect.peers import ESTABLISHED
 from kroute.inspect.policies import PolicyFigures
 from kroute.telemetry.health import HealthEndpoint
 from kroute.telemetry.metrics.exposition import Samples, Value
@@ -47,6 +48,11 @@ def _problems(now: Scrape) -> Samples:
 
 def _of_policies(value: Callable[[PolicyFigures], Value]) -> Series:
     return Series((), lambda now: [((), value(now.policies))] if now.policies else [])
+
+
+def _announced(now: Scrape) -> Samples:
+    announcing = now.parts.controllers.optional.announcing
+    return [((), len(announcing.announced))] if announcing is not None else []
 
 
 def _build(_now: Scrape) -> Samples:
@@ -120,6 +126,13 @@ ROWS: tuple[Row, ...] = (
               "From when the network of a new pod was ready, in whole seconds of the kubelet's clock, to the pod's "
               "rules being in the kernel.",
               _of_policies(lambda figures: figures.lag)),
+    gauge("kroute_announced_addresses", "Addresses that routers learn from this node.", Series((), _announced)),
+    gauge("kroute_bgp_session_up", "Whether the BGP session with a peer is up.",
+          by("peer", lambda now: ((peer.address, peer.state == ESTABLISHED) for peer in now.peers))),
+    gauge("kroute_bgp_announced_routes", "Routes of both families that a peer has from this node.",
+          by("peer", lambda now: ((peer.address, peer.announced) for peer in now.peers))),
+    gauge("kroute_bgp_learned_routes", "Routes of both families that are learned from a peer.",
+          by("peer", lambda now: ((peer.address, peer.learned) for peer in now.peers))),
     gauge("kroute_kernel_readable", "Whether the kernel's IPVS table could be read for this scrape.",
           one(lambda now: now.kernel is not None)),
 )

@@ -235,7 +235,7 @@ ISOLATED = (pod("web", "10.244.1.5", "fd00:244:1::5", app="web"), policy())
 async def test_network_policies_are_written_without_services_and_services_planned_without_policies() -> None:
     kernel = FakeKernel()
     agent = new_agent(await FakeNodeKernel.of(kernel).open(), "nftables", network_policies=True)
-    controller = agent._controllers.network_policy
+    controller = agent._controllers.optional.network_policy
     assert controller is not None
     subscription = agent._broadcaster.subscribe("s")
     async with running(agent._plan()):
@@ -252,7 +252,7 @@ async def test_network_policies_are_written_without_services_and_services_planne
 
 
 async def test_nothing_is_loaded_for_network_policies_where_they_are_not_enforced() -> None:
-    assert new_agent(None, "nftables")._controllers.network_policy is None
+    assert new_agent(None, "nftables")._controllers.optional.network_policy is None
 
 
 @pytest.mark.parametrize(("is_set", "rules"), [(False, 0), (True, 2)])
@@ -261,7 +261,7 @@ async def test_rules_log_what_policies_refuse_where_the_setting_says_so(*, is_se
     kernel = FakeKernel()
     settings = {"network_policies": True, "policy_log": is_set}
     agent = new_agent(await FakeNodeKernel.of(kernel).open(), "nftables", **settings)
-    controller = agent._controllers.network_policy
+    controller = agent._controllers.optional.network_policy
     assert controller is not None
     agent._take([*(Applied(msgspec.convert(it, KINDS[it["kind"]])) for it in ISOLATED), *map(Listed, KINDS.values())])
     await controller.step()

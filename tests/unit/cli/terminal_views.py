@@ -24,6 +24,7 @@ from kroute.cli.plan import print_changes
 from kroute.cli.policy import print_refused
 from kroute.cli.show.live import RateList, RateRow, print_rates
 from kroute.cli.show.policies import print_policies
+from kroute.cli.show.routing import print_peers, print_routes
 from kroute.cli.show.service import ConnectionView, EntryView, ServiceReport, VipView, print_report
 from kroute.cli.show.table import print_services, print_snapshot
 from kroute.cli.status import print_status
@@ -34,6 +35,7 @@ from kroute.firewall.sets import SetFill
 from kroute.inspect import figures
 from kroute.inspect.dry_run import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Client, Explanation, ExplanationList, Fate, RouteView, Verdict
+from kroute.inspect.peers import AnnouncementView, PeerList, PeerView, RouteList
 from kroute.inspect.policies import IsolatedPod, PolicyGroup, PolicyGroupList, PolicyProblem
 from kroute.inspect.refusals import RefusedPacket, RefusedPacketList
 from kroute.inspect.snapshot import ProblemRow, RealServerRow, RealServerView, Snapshot, TrafficCounts, VirtualServerRow
@@ -169,6 +171,16 @@ POLICIES = PolicyGroupList(
         )
     ],
 )
+PEERS = PeerList(
+    [
+        PeerView("192.0.2.1", 65000, "router", "Established", "13:31:15.082", 1234, 0),
+        PeerView(IPV6, 4294967294, "node", "Active", "2026-11-28", 0, 0, "Socket: Connection refused"),
+    ],
+    "it is cordoned",
+)
+ROUTES = RouteList(
+    [AnnouncementView("203.0.113.7", ["default/web", LONG], True), AnnouncementView(IPV6, ["default/api"], False)]
+)
 CHANGES = PlannedChanges(
     [
         PlannedChange("default/web", "address", "add", f"bind {IPV6} (kube-ipvs0)"),
@@ -279,6 +291,8 @@ VIEWS = {
     "show services": Shown(figures.list_services(SNAPSHOT), print_services),
     "show service": Shown(REPORT, print_report),
     "show policies": Shown(POLICIES, print_policies),
+    "show peers": Shown(PEERS, print_peers),
+    "show routes": Shown(ROUTES, print_routes),
     "show -w": Shown(
         RateList([RateRow(LONG, "TCP", IPV6, 65535, 123, 1234567, 98765, 12345.6, 1234567.8, 123456789.0, 98765432.1)]),
         print_rates,

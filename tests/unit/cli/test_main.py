@@ -111,7 +111,7 @@ def test_lists_in_the_file_are_several_values(started: list[Settings], tmp_path:
         (["migrate", "--to", "kube-proxy", "--take-over"], "--take-over goes with --from"),
         (["migrate", "--from", "kube-proxy", "--node-port-range", "80,90"], "not one range of ports"),
         (["show", "-o", "xml"], "'table', 'wide', 'json', 'yaml', 'name'"),
-        (["show", "pods"], "write kroute show [services | service NAMESPACE/NAME | policies]"),
+        (["show", "pods"], "write kroute show [services | service NAMESPACE/NAME | policies | peers | routes]"),
         (["show", "service", "web"], "write NAMESPACE/NAME"),
         (["show", "-w", "services"], "-w shows all virtual servers"),
         (["show", "--sort-by", "bytes"], "go with -w"),
@@ -143,7 +143,7 @@ def test_what_is_wrong_gets_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("bogus: 1", "'bogus' is not a setting; allowed: cleanup-on-exit, cluster-cidr, conntrack-max-per-core"),
+        ("bogus: 1", "'bogus' is not a setting; allowed: advertise-cluster-ip, advertise-external-ip"),
         ("- a", "`name: value` pairs"),
     ],
 )
@@ -164,7 +164,7 @@ def test_an_option_that_is_no_setting_is_not_read_from_the_file(
     config = tmp_path / "kroute.yaml"
     config.write_text("output: json\n")
     assert exit_code("plan", "--config", str(config)) == USAGE
-    assert "'output' is not a setting; allowed: cleanup-on-exit, cluster-cidr, conntrack" in capsys.readouterr().err
+    assert "'output' is not a setting; allowed: advertise-cluster-ip, advertise-external-ip" in capsys.readouterr().err
 
 
 def test_a_value_in_the_file_is_checked_like_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,7 +186,7 @@ async def test_another_proxy_that_takes_over_finds_nothing_of_it(tmp_path: Path)
 
 async def test_without_the_setting_there_is_no_controller_and_nothing_is_read(tmp_path: Path) -> None:
     node = FakeNode(tmp_path)
-    assert node.wiring.direct_return is None
+    assert node.wiring.optional.direct_return is None
     await node.start(plan("web", 1, server(VIP, 80, POD)))
     assert node.clients.tunnels.mark is None
 
@@ -224,7 +224,7 @@ async def test_a_service_that_is_deleted_while_its_address_is_withdrawn_leaves_n
     node = FakeNode(tmp_path, direct_return=True)
     node.clients.tunnels.add_pod(POD)
     await node.start(direct(1, POD))
-    own = node.wiring.direct_return
+    own = node.wiring.optional.direct_return
     assert own is not None
     node.broadcaster.publish([plan("web", 2, server("10.96.0.1", 80, POD))])
     await own.step()
@@ -243,8 +243,8 @@ def slow_node(tmp_path: Path) -> tuple[FakeNode, DirectReturn]:
         node.clock.now += seconds
 
     node.clients.tunnels.let_pass = let_pass
-    assert node.wiring.direct_return is not None
-    return node, node.wiring.direct_return
+    assert node.wiring.optional.direct_return is not None
+    return node, node.wiring.optional.direct_return
 
 
 async def test_hostile_namespaces_hold_no_pass_up_and_are_undone_in_turn(tmp_path: Path) -> None:

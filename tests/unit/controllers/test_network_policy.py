@@ -450,7 +450,7 @@ async def test_connections_go_on_unless_they_are_to_be_cut(node: Node) -> None:
 
 async def test_cleanup_removes_the_tables_also_where_the_setting_is_off_now(tmp_path: Path) -> None:
     node = FakeNode(tmp_path, firewall="nftables", network_policies=True)
-    controller = node.wiring.network_policy
+    controller = node.wiring.optional.network_policy
     assert controller is not None
     items = pod("web", "10.244.1.5", on="node3"), POLICY
     controller.take_changes([Applied(msgspec.convert(item, KINDS[item["kind"]])) for item in items])
@@ -459,7 +459,7 @@ async def test_cleanup_removes_the_tables_also_where_the_setting_is_off_now(tmp_
     assert T4 in node.kernel.nft.tables
     again = node.restarted(firewall="nftables")
     await again.open()
-    assert again.wiring.network_policy is None
+    assert again.wiring.optional.network_policy is None
     report = await again.cleanup()
     assert (report.failed, node.kernel.nft.tables) == ([], {})
     assert f"delete table {T4}" in report.undone

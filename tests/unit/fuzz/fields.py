@@ -95,6 +95,9 @@ valid_annotations: st.SearchStrategy[dict[str, str]] = st.fixed_dictionaries(
         "kroute.io/ejection": st.sampled_from(("on", "off"))
         | separated(durations.map("after {}".format), durations.map("hold {}".format), most=2),
         "kroute.io/direct-return": st.just("tunnel"),
+        "kroute.io/advertise-cluster-ip": st.sampled_from(("on", "off")),
+        "kroute.io/advertise-external-ip": st.sampled_from(("on", "off")),
+        "kroute.io/advertise-loadbalancer-ip": st.sampled_from(("on", "off")),
         "kroute.io/director-weight": st.sampled_from(("endpoints", "equal")),
         "kroute.io/local": st.sampled_from(("on", "off")),
         "kroute.io/hairpin": st.sampled_from(("on", "off")),

@@ -241,7 +241,7 @@ async def test_network_policies_are_compared_too(tmp_path: Path, firewall: str, 
     node = FakeNode(tmp_path, firewall=firewall, network_policies=True)
     found = await planned(node, *PLANS, policies=known())
     assert {change.format("ip"), change.format("ip6")} <= {*of(found, "")}
-    assert node.wiring.network_policy is not None
-    node.wiring.network_policy.take_changes(OBJECTS)
+    assert node.wiring.optional.network_policy is not None
+    node.wiring.optional.network_policy.take_changes(OBJECTS)
     await node.start(*PLANS)
     assert await planned(node, *PLANS, policies=known()) == PlannedChanges([], [])

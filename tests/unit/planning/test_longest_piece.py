@@ -41,6 +41,9 @@ AT_ITS_LIMITS = {
     "kroute.io/locality": "prefer-node, spill 97%",
     "kroute.io/ejection": "after 5m, hold 1h",
     "kroute.io/direct-return": "tunnel",
+    "kroute.io/advertise-cluster-ip": "on",
+    "kroute.io/advertise-external-ip": "on",
+    "kroute.io/advertise-loadbalancer-ip": "on",
     "kroute.io/director-weight": "endpoints",
 }
 ATTEMPTS = 3

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from kroute.controllers.dummy_interface import DummyInterface
+from kroute.controllers.live_addresses import LiveAddresses
 from kroute.controllers.service_proxy.vip_addresses import VipAddresses
 from kroute.model.plan import Vip
 from kroute.reconcile.ledger import Ledger
@@ -36,7 +37,7 @@ async def learned(tmp_path: Path, addresses: Omitting, bound: set[str], known: s
         addresses.kernel.add_address("d0", address, 32)
     interface = DummyInterface("d0", FakeLinks(addresses.kernel), Ledger.open(tmp_path))
     status = PassStatus("service_proxy", Clock())
-    vips = VipAddresses(status, addresses, interface, DigestPace(Settings("node"), status.counters))
+    vips = VipAddresses(status, addresses, interface, DigestPace(Settings("node"), status.counters), LiveAddresses())
     for address in known:
         vips.desired.note_applied(address, Vip(address, None))
     await vips.learn()

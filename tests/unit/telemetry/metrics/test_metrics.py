@@ -33,6 +33,8 @@ from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.telemetry.metrics import exposition
 from kroute.telemetry.metrics_port import ROWS
 from tests.builders import facts, service
+from tests.unit.controllers.announcing.test_announcing import announcing_of, serving, started
+from tests.unit.inspect.test_peers import UP
 from tests.unit.observed import Observed
 from tests.unit.planning.policies import cluster
 from tests.unit.planning.policies.cluster import Cluster, Object
@@ -108,7 +110,8 @@ async def agent() -> Observed:
     return observed
 
 
-async def test_every_family_of_the_table_has_series(agent: Observed) -> None:
+async def test_every_family_of_the_table_has_series(agent: Observed, tmp_path: Path) -> None:
+    agent.workers.optional.announcing = announcing_of(await started(tmp_path))
     agent.ownership.waits_for = agent.ownership.rival = Sign("kube-proxy", "process 7")
     found = await scraped(agent)
     agent.ownership.rival = Sign("Calico", "chain cali-FORWARD", has_policies=True)
@@ -133,6 +136,19 @@ async def test_what_is_served_and_what_passes_through_it(agent: Observed) -> Non
     assert found["kroute_service_bytes_total"] == {("in", "default", "web"): 5000, ("out", "default", "web"): 70000}
     assert found["kroute_service_problems"] == {("default", "InvalidAnnotation", "web"): 1}
     assert found["kroute_problems"] == {("InvalidAnnotation",): 1}
+
+
+async def test_what_routers_learn(agent: Observed, tmp_path: Path) -> None:
+    """Of a peer of which BIRD says nothing no session is up."""
+    routers = {"peer_router_ips": ("192.168.123.1", "192.168.123.9"), "peer_router_asns": (65000, 65001)}
+    node = await started(tmp_path, serving("web", 1), **routers)
+    node.bird.known = [UP]
+    agent.workers.optional.announcing = announcing_of(node)
+    found = await scraped(agent)
+    assert found["kroute_announced_addresses"] == {(): 1}
+    assert found["kroute_bgp_session_up"] == {("192.168.123.1",): 1, ("192.168.123.9",): 0}
+    assert found["kroute_bgp_announced_routes"] == {("192.168.123.1",): 2, ("192.168.123.9",): 0}
+    assert found["kroute_bgp_learned_routes"] == {("192.168.123.1",): 0, ("192.168.123.9",): 0}
 
 
 async def test_what_network_policies_refuse(agent: Observed) -> None:

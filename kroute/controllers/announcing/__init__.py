@@ -1,0 +1,1 @@
+"""Announces VIPs by BGP through BIRD: `configuration` writes what BIRD reads, `controller` when."""

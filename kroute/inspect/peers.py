@@ -1,0 +1,123 @@
+"""What the agent knows of BGP peers and announces, as its socket answers: `kroute show peers`, `kroute show routes`."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from kroute.inspect.agent_socket import Answer
+from kroute.kernel.errors import KernelError
+from kroute.model.document import Document, View, encode
+
+if TYPE_CHECKING:
+    from kroute.controllers.announcing.controller import Announcing
+
+QUESTIONS = PEERS, ROUTES = "peers", "routes"
+"""The questions. The answer is null if the agent announces no addresses."""
+ROUTER, NODE = "router", "node"
+ESTABLISHED, UNKNOWN = "Established", "unknown"
+"""The state of a session that is up, and of one of which BIRD says nothing."""
+
+
+class PeerView(View):
+    """A BGP session. `state` is BGP's, `since` as BIRD writes it, and routes are of both families."""
+
+    address: str
+    asn: int
+    kind: str
+    state: str = UNKNOWN
+    since: str = ""
+    announced: int = 0
+    learned: int = 0
+    last_error: str = ""
+
+
+class PeerList(Document):
+    """The BGP sessions of the node. `withdraws` says why nothing is announced, `trouble` why BIRD says nothing."""
+
+    kind: ClassVar[str] = "PeerList"
+
+    items: list[PeerView]
+    withdraws: str = ""
+    trouble: str = ""
+
+    def names(self) -> Iterator[str]:
+        return (peer.address for peer in self.items)
+
+
+class AnnouncementView(View):
+    """An address that Services want announced. `is_announced`: BIRD has it."""
+
+    address: str
+    services: list[str]
+    is_announced: bool
+
+
+class RouteList(Document):
+    """The addresses that are to be announced from the node. `withdraws` says why nothing is announced."""
+
+    kind: ClassVar[str] = "RouteList"
+
+    items: list[AnnouncementView]
+    withdraws: str = ""
+
+    def names(self) -> Iterator[str]:
+        return (route.address for route in self.items)
+
+
+async def peers_of(announcing: "Announcing") -> PeerList:
+    """The planned sessions, with what BIRD says of each."""
+    plan = announcing.plan
+    if plan is None:
+        return PeerList([], trouble="the initial sync is not served yet")
+    trouble = ""
+    try:
+        sessions = {session.neighbor: session for session in await announcing.sessions()}
+    except KernelError as error:
+        sessions, trouble = {}, str(error)
+    items = []
+    for peer in plan.peers:
+        view = PeerView(peer.address, peer.asn, NODE if peer.is_node else ROUTER)
+        if (session := sessions.get(peer.address)) is not None:
+            view.state, view.since, view.last_error = session.state, session.since, session.last_error
+            view.announced, view.learned = session.announced, session.learned
+        items.append(view)
+    return PeerList(items, plan.withdraws, trouble)
+
+
+def routes_of(announcing: "Announcing") -> RouteList:
+    """The addresses, in order."""
+    desired, announced = announcing.desired, announcing.announced
+    items = [
+        AnnouncementView(address, sorted(map(str, desired.owners(address))), address in announced)
+        for address in sorted(desired.desired_keys() | announced)
+    ]
+    return RouteList(items, announcing.plan.withdraws if announcing.plan is not None else "")
+
+
+def answers_about(announcing: "Announcing | None") -> Mapping[str, Answer]:
+    """The agent's answers by question."""
+
+    async def nothing(_about: str) -> bytes:
+        return b"null"
+
+    if announcing is None:
+        return dict.fromkeys(QUESTIONS, nothing)
+
+    async def peers(_about: str) -> bytes:
+        return encode(await peers_of(announcing))
+
+    async def routes(_about: str) -> bytes:
+        return encode(routes_of(announcing))
+
+    return {PEERS: peers, ROUTES: routes}
+
+
+def decode_peers(answer: bytes) -> PeerList | None:
+    """The agent's answer; None if it announces nothing."""
+    return msgspec.json.decode(answer, type=PeerList | None)
+
+
+def decode_routes(answer: bytes) -> RouteList | None:
+    """The agent's answer; None if it announces nothing."""
+    return msgspec.json.decode(answer, type=RouteList | None)

@@ -1,0 +1,65 @@
+"""What the agent answers about BGP peers and announced addresses."""
+
+from pathlib import Path
+
+import msgspec
+
+from kroute.inspect import peers
+from kroute.inspect.peers import AnnouncementView, PeerView, answers_about, peers_of, routes_of
+from kroute.inspect.status import routing_problems
+from kroute.kernel.bird import Session
+from kroute.model.objects import Applied
+from tests.unit.controllers.announcing.test_announcing import OTHER_VIP, VIP, announcing_of, own_node, serving, started
+
+UP = Session("kroute-192.168.123.1", "Established", "13:31:15", "192.168.123.1", 65000, 0, 2)
+
+
+async def test_each_planned_peer_is_shown_with_what_bird_says(tmp_path: Path) -> None:
+    routers = {"peer_router_ips": ("192.168.123.1", "192.168.123.9"), "peer_router_asns": (65000, 65001)}
+    node = await started(tmp_path, serving("web", 1), **routers)
+    node.bird.known = [UP]
+    found = await peers_of(announcing_of(node))
+    assert found.items == [
+        PeerView("192.168.123.1", 65000, "router", "Established", "13:31:15", 2),
+        PeerView("192.168.123.9", 65001, "router"),
+    ]
+    assert (found.trouble, list(found.names())) == ("", ["192.168.123.1", "192.168.123.9"])
+    [problem] = routing_problems([], found)
+    assert problem.reason == "PeerDown"
+    assert "router 192.168.123.9 is not up (unknown)" in problem.message
+
+
+async def test_while_bird_is_away_the_peers_are_unknown_and_it_is_said_why(tmp_path: Path) -> None:
+    node = await started(tmp_path, serving("web", 1))
+    node.bird.away = True
+    found = await peers_of(announcing_of(node))
+    assert [peer.state for peer in found.items] == ["unknown"]
+    assert "cannot be reached" in found.trouble
+    assert list(routing_problems([], found)) == []
+
+
+async def test_routes_are_shown_with_their_services(tmp_path: Path) -> None:
+    node = await started(tmp_path, serving("web", 1), serving("api", 2), serving("other", 3, OTHER_VIP))
+    assert routes_of(announcing_of(node)).items == [
+        AnnouncementView(VIP, ["default/api", "default/web"], True),
+        AnnouncementView(OTHER_VIP, ["default/other"], True),
+    ]
+    announcing_of(node).take_changes([Applied(own_node("node.kubernetes.io/unschedulable"))])
+    await node.settle()
+    found = routes_of(announcing_of(node))
+    assert ([route.is_announced for route in found.items], found.withdraws) == ([False, False], "it is cordoned")
+    reasons = {problem.reason for problem in routing_problems([], await peers_of(announcing_of(node)))}
+    assert reasons == {"NodeWithdraws", "PeerDown"}
+
+
+async def test_the_socket_has_both_answers_and_none_where_nothing_is_announced(tmp_path: Path) -> None:
+    node = await started(tmp_path, serving("web", 1))
+    answers = answers_about(announcing_of(node))
+    shown = peers.decode_peers(await answers[peers.PEERS](""))
+    assert shown is not None
+    assert [peer.address for peer in shown.items] == ["192.168.123.1"]
+    routes = peers.decode_routes(await answers[peers.ROUTES](""))
+    assert routes is not None
+    assert [route.address for route in routes.items] == [VIP]
+    for question in peers.QUESTIONS:
+        assert msgspec.json.decode(await answers_about(None)[question]("")) is None
