@@ -4,7 +4,7 @@
 awaits, and only one thread uses it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, assert_never
 
 from kroute.model.kinds import POLICY_KINDS, InitialSync
@@ -37,7 +37,16 @@ from kroute.model.steps import Meter, Steps, parts
 from kroute.planning.policies.cluster_rules import reading_cluster
 from kroute.planning.policies.first_match import parts_of
 from kroute.planning.policies.groups import Group, NamedRule
-from kroute.planning.policies.peers import Identity, Peers, PodFacts, Selection, facts_of, network_of, network_ready
+from kroute.planning.policies.peers import (
+    Identity,
+    Peers,
+    PodFacts,
+    Selection,
+    facts_of,
+    network_of,
+    network_ready,
+    sharing,
+)
 from kroute.planning.policies.rules import DEFAULTS, NO_LIMITS, TOO_LARGE, Limits, PeerSelector, PolicyRules, reading
 from kroute.planning.policies.verdicts import Judgement, Ruling, first_of
 
@@ -48,13 +57,19 @@ Policy: TypeAlias = NetworkPolicy | ClusterNetworkPolicy
 class _Changes(NamedTuple):
     """The newest state of what has changed, of Namespaces the labels. None: it is gone.
 
-    `ready` has when the network of each pod of this node was ready that was not known before.
+    `ready` has when the network of each pod of this node was ready that was not known before. `shared` are the values
+    that several pods have.
     """
 
     namespaces: dict[ObjectKey, Mapping[str, str] | None]
     pods: dict[ObjectKey, PodFacts | None]
     policies: dict[ObjectKey, Policy | None]
     ready: dict[ObjectKey, float]
+    shared: dict[Hashable, Hashable]
+
+    @classmethod
+    def none(cls) -> "_Changes":
+        return cls({}, {}, {}, {}, {})
 
 
 class PolicyCatalog:
@@ -76,7 +91,7 @@ class PolicyCatalog:
         self._policies: dict[str, dict[ObjectKey, PolicyRules]] = {}
         """By namespace; those of the cluster have none."""
         self._groups: dict[GroupKey, Group] = {}
-        self._changes = _Changes({}, {}, {}, {})
+        self._changes = _Changes.none()
         self._planning: Steps[PolicyChange] | None = None
 
     @property
@@ -111,7 +126,7 @@ class PolicyCatalog:
         if not self.ready or not self.has_marked:
             return None
         if self._planning is None:
-            self._planning, self._changes = self._plan(self._changes), _Changes({}, {}, {}, {})
+            self._planning, self._changes = self._plan(self._changes), _Changes.none()
         meter = Meter(work)
         try:
             while meter.spent < meter.limit:
@@ -174,7 +189,7 @@ class PolicyCatalog:
             pod = item if isinstance(item, Pod) else None
             facts = facts_of(pod, self._node_name) if pod is not None else None
             if may_differ or key in changes.pods or facts != peers.facts(key):
-                changes.pods[key] = facts
+                changes.pods[key] = sharing(facts, changes.shared) if facts is not None else None
             is_new = facts is not None and facts.is_local and peers.facts(key) is None
             if pod is not None and is_new and (ready := network_ready(pod)) is not None:
                 changes.ready[key] = ready
@@ -285,7 +300,7 @@ class PolicyCatalog:
         names: set[PortName] = set()
         if direction is Direction.INGRESS:
             names.update(*[rule.ports.names for rule in every])
-        ports = tuple(sorted([(name, identity.ports[name]) for name in names & identity.ports.keys()]))
+        ports = tuple(sorted([(name, identity.kind.ports[name]) for name in names & identity.kind.ports.keys()]))
         if not policies or tier is Tier.NETWORK_POLICY:
             return GroupKey(direction, policies, ports) if policies else None
         return GroupKey(direction, policies, ports, tier, parts_of(every))

@@ -113,7 +113,7 @@ class FirstMatch:
 
     def _of_pod(self, network: str, identity: Identity) -> Verdict:
         """The verdict of the rules until the last that names the pods with this address."""
-        numbers = identity.ports if self._of_peer else self._numbers
+        numbers = identity.kind.ports if self._of_peer else self._numbers
         claims = [
             Claim(number, action, ports.resolved(numbers))
             for selection in identity.selections & self._of_pods.keys()

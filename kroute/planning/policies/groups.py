@@ -90,7 +90,7 @@ class Group:
     ) -> Steps[list[NamedRule]]:
         """The rules that are about this port of a peer. `identity` is that of the pods with its address."""
         numbers, prefix, found = dict(self.key.ports), prefix_of(network), []
-        of_peer = identity.ports if identity is not None and self.key.direction is Direction.EGRESS else numbers
+        of_peer = identity.kind.ports if identity is not None and self.key.direction is Direction.EGRESS else numbers
         selections = identity.selections if identity is not None else frozenset[Selection]()
         left_out = self.left_out
         for policy, rule in [named for number, named in enumerate(self.rules) if number not in left_out]:
@@ -177,7 +177,7 @@ class Allowed:
         """What is allowed, in the one part. `identity` is that of the pods with this address."""
         allowed: list[Ranges] = []
         if identity is not None:
-            numbers = identity.ports if self._of_peer else self._numbers
+            numbers = identity.kind.ports if self._of_peer else self._numbers
             for selection in identity.selections & self._ports.keys():
                 allowed += [ports.resolved(numbers) for ports in self._ports[selection]]
         return (self._blocks.decide(network, allowed),)

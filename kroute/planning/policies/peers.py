@@ -4,11 +4,11 @@ Pods with equal labels, names of ports and namespace have one Identity: the repl
 selector is compared with identities, never with pods: once with each when it is new, and with a new identity.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from sys import intern
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -17,7 +17,6 @@ from kroute.model.objects import ObjectKey, Pod, PodCondition
 from kroute.model.plan import Protocol
 from kroute.model.policy_plan import LAST_PORT, GroupKey, PortName
 from kroute.model.steps import Steps, parts
-from kroute.planning.index import Index
 from kroute.planning.policies.rules import PeerSelector, holds
 
 COMPLETED = frozenset({"Succeeded", "Failed"})
@@ -26,38 +25,49 @@ _decode_conditions = msgspec.json.Decoder(tuple[PodCondition, ...] | None).decod
 MOST_ADDRESSES = 16
 """Addresses of a pod that are looked at. It has one of each family."""
 
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound=Hashable)
+
+
+class Constant(dict[K, V]):
+    """A dict that never changes, so equal ones can be one."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none, since it may change
+        return hash(frozenset(self.items()))
+
 
 class PodKind(NamedTuple):
     """What pods of one Identity have in common. `ports` are numbers by name."""
 
     namespace: str
-    labels: frozenset[tuple[str, str]]
-    ports: tuple[tuple[PortName, int], ...]
+    labels: Constant[str, str]
+    ports: Constant[PortName, int]
 
 
-class PodFacts(NamedTuple):
-    """What counts of a pod with addresses (`10.244.1.5/32`). Of pods with one address that of the highest rank has it:
-    whether it stays, whether it is on this node, when it was made. `node` is the name of its node.
-    """
+class PodFacts(msgspec.Struct, frozen=True, gc=False):
+    """What counts of a pod with addresses (`10.244.1.5/32`). `node` is the name of its node."""
 
     kind: PodKind
     networks: tuple[str, ...]
-    rank: tuple[bool, bool, str]
     node: str
+    is_local: bool
+    """Whether the pod is on this node."""
+    stays: bool
+    created: str
 
     @property
-    def is_local(self) -> bool:
-        """Whether the pod is on this node."""
-        return self.rank[1]
+    def rank(self) -> tuple[bool, bool, str]:
+        """Of pods with one address that of the highest rank has it."""
+        return self.stays, self.is_local, self.created
 
 
 class Identity(msgspec.Struct, eq=False):
     """Pods of one kind, by their addresses, and the selections that they are in."""
 
     kind: PodKind
-    labels: dict[str, str]
-    ports: dict[PortName, int]
-    networks: set[str]
+    networks: dict[str, None]
     selections: "set[Selection]"
 
 
@@ -77,10 +87,21 @@ def facts_of(pod: Pod, node_name: str) -> PodFacts | None:
     if not addresses or pod.status.phase in COMPLETED or pod.spec.host_network:
         return None
     meta = pod.metadata
-    kind = PodKind(meta.namespace, frozenset((meta.labels or {}).items()), _named_ports(pod))
+    kind = PodKind(intern(meta.namespace), Constant(meta.labels or {}), _named_ports(pod))
     networks = tuple(dict.fromkeys(map(network_of, addresses)))
-    rank = meta.deletion_timestamp is None, pod.spec.node_name == node_name, meta.creation_timestamp or ""
-    return PodFacts(kind, networks, rank, intern(pod.spec.node_name))
+    node, created = pod.spec.node_name, meta.creation_timestamp or ""
+    return PodFacts(kind, networks, intern(node), node == node_name, meta.deletion_timestamp is None, created)
+
+
+def sharing(facts: PodFacts, values: dict[Hashable, Hashable]) -> PodFacts:
+    """The same facts with those of `values` that equal theirs; it gets the others."""
+
+    def one(value: V) -> V:
+        return cast(V, values.setdefault(value, value))
+
+    namespace, labels, ports = facts.kind
+    kind = one(PodKind(namespace, one(labels), one(ports)))
+    return msgspec.structs.replace(facts, kind=kind, created=one(facts.created))
 
 
 def network_ready(pod: Pod) -> float | None:
@@ -100,15 +121,15 @@ def network_of(address: str) -> str:
     return f"{address}/{128 if ':' in address else 32}"
 
 
-def _named_ports(pod: Pod) -> tuple[tuple[PortName, int], ...]:
-    """The numbers of named ports, in order. Of two with one name the first counts, and those of sidecars come last."""
+def _named_ports(pod: Pod) -> Constant[PortName, int]:
+    """The numbers of named ports. Of two with one name the first counts, and those of sidecars come last."""
     sidecars = [container for container in pod.spec.init_containers or () if container.restart_policy == "Always"]
-    found: dict[PortName, int] = {}
+    found = Constant[PortName, int]()
     for container in (*(pod.spec.containers or ()), *sidecars):
         for port in container.ports or ():
             if port.name and port.protocol in Protocol.__members__ and 1 <= port.container_port <= LAST_PORT:
                 found.setdefault(PortName(Protocol[port.protocol], port.name), port.container_port)
-    return tuple(sorted(found.items()))
+    return found
 
 
 class Peers:
@@ -122,7 +143,10 @@ class Peers:
         self._touched: dict[Selection, set[str]] = {}
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self._pods: dict[ObjectKey, PodFacts] = {}
-        self._pods_at = Index[ObjectKey, str]()
+        self._owners: dict[str, ObjectKey] = {}
+        """The pod that has each address."""
+        self._rivals: dict[str, list[ObjectKey]] = {}
+        """Further pods with an address."""
         self._identities: dict[str, dict[PodKind, Identity]] = {}
         """By namespace."""
         self._selections: dict[str, dict[PeerSelector, Selection]] = {}
@@ -134,8 +158,7 @@ class Peers:
 
     def owner(self, network: str) -> ObjectKey | None:
         """The pod that has this address."""
-        pods = [(self._pods[key].rank, key) for key in self._pods_at.owners(network)]
-        return max(pods)[1] if pods else None
+        return self._owners.get(network)
 
     def labels_of(self, namespace: str) -> Mapping[str, str] | None:
         """The labels of a Namespace; None if it is not known."""
@@ -149,7 +172,7 @@ class Peers:
             labels = self._namespaces.get(identity.kind.namespace)
             if labels is None or not holds(selector.namespaces, labels):
                 return False
-        return holds(selector.pods, identity.labels)
+        return holds(selector.pods, identity.kind.labels)
 
     def take_touched(self) -> dict[Selection, set[str]]:
         """The addresses that have entered or left a selection since the last time, or may have other ports there."""
@@ -174,10 +197,11 @@ class Peers:
         concerned = networks & self.local.keys()
         if facts is not None:
             known = self._identities.get(facts.kind.namespace, {}).get(facts.kind)
-            self._pods[key] = facts._replace(kind=known.kind) if known is not None else facts
-        self._pods_at.put(key, facts.networks if facts is not None else ())
+            if known is not None and known.kind is not facts.kind:
+                facts = msgspec.structs.replace(facts, kind=known.kind)
+            self._pods[key] = facts
         for network in networks:
-            yield from self._settle(network)
+            yield from self._settle(network, key)
         return concerned | (networks & self.local.keys())
 
     def select(self, selector: PeerSelector) -> Steps[Selection]:
@@ -202,10 +226,23 @@ class Peers:
         for identity in selection.members:
             identity.selections.discard(selection)
 
-    def _settle(self, network: str) -> Steps[None]:
-        """Find whose address this is now."""
-        key = self.owner(network)
-        owner = self._pods[key] if key is not None else None
+    def _rank(self, network: str, changed: ObjectKey) -> PodFacts | None:
+        """Find whose address this is, after the change of a pod."""
+        keys = {changed, *self._rivals.pop(network, ())}
+        if network in self._owners:
+            keys.add(self._owners.pop(network))
+        pods = [(key, self._pods[key]) for key in keys if key in self._pods]
+        ranked = sorted([(facts.rank, key) for key, facts in pods if network in facts.networks])
+        if not ranked:
+            return None
+        *rivals, self._owners[network] = [key for _, key in ranked]
+        if rivals:
+            self._rivals[network] = rivals
+        return self._pods[self._owners[network]]
+
+    def _settle(self, network: str, changed: ObjectKey) -> Steps[None]:
+        """Find whose address this is, after the change of a pod, and what that changes."""
+        owner = self._rank(network, changed)
         before, after = self.at.pop(network, None), None
         self.local.pop(network, None)
         if owner is not None:
@@ -214,10 +251,13 @@ class Peers:
                 self.local[network] = after
         if before is after:
             return
+        if after is not None:
+            after.networks[network] = None
+        if before is not None:
+            del before.networks[network]
         for identity, count in ((after, 1), (before, -1)):
             if identity is None:
                 continue
-            identity.networks ^= {network}
             for selection in identity.selections:
                 selection.size += count
                 self._touched.setdefault(selection, set()).add(network)
@@ -228,7 +268,7 @@ class Peers:
         of_namespace = self._identities.setdefault(kind.namespace, {})
         found = of_namespace.get(kind)
         if found is None:
-            found = of_namespace[kind] = Identity(kind, dict(kind.labels), dict(kind.ports), set(), set())
+            found = of_namespace[kind] = Identity(kind, {}, set())
             selections = [one for scope in (kind.namespace, "") for one in self._selections.get(scope, {}).values()]
             for selection in selections:
                 self._compare(selection, found)
