@@ -44,7 +44,7 @@ class Catalog(Protocol):
 
     def take(self, changes: Iterable[Change]) -> None: ...
 
-    def plan_marked(self, work: int | None = None) -> PolicyChange | None: ...
+    def plan_marked(self, work: int | None = None, *, differs: bool = True) -> PolicyChange | None: ...
 
     def groups(self) -> AllowedPeers: ...
 
@@ -133,7 +133,7 @@ class NetworkPolicyController(Controller):
         if is_as_before and self.is_applied_state_known and await self.firewall.is_untouched():
             return []
         while self._catalog.has_marked:
-            await self._plan()  # the comparison is with all that is planned
+            await self._plan(differs=False)  # the comparison is with all that is planned
         extra = Extra(self._closed, self._cuts.answers if self._cuts is not None else None)
         drift = await self.firewall.restore(self._catalog.groups(), self._catalog.pods, extra)
         self._closed_before = extra.closed
@@ -175,9 +175,9 @@ class NetworkPolicyController(Controller):
             if not is_accepting or of_group.networks_removed or of_group.ports_removed:
                 yield from self._catalog.addresses_of(key)
 
-    async def _plan(self) -> PolicyChange | None:
+    async def _plan(self, *, differs: bool = True) -> PolicyChange | None:
         """Plan a piece of what is new; returns the difference when it is planned."""
-        change = self._catalog.plan_marked(WORK)
+        change = self._catalog.plan_marked(WORK, differs=differs)
         if change is not None and self.has_adopted:
             self._ready |= change.ready
         before, after = self._reported, self._catalog.problems

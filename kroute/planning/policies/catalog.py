@@ -117,16 +117,17 @@ class PolicyCatalog:
                 case _:
                     assert_never(change)
 
-    def plan_marked(self, work: int | None = None) -> PolicyChange | None:
+    def plan_marked(self, work: int | None = None, *, differs: bool = True) -> PolicyChange | None:
         """Plan all changes that were taken before planning began. Returns the difference to the plan before.
 
         With `work`, planning stops after about that many units, of one or two microseconds, and the next call goes on.
-        Returns None until the plan is made, if it is as before, and before the initial sync is complete.
+        Without `differs`, the difference has no elements of groups: the caller compares all of them. Returns None until
+        the plan is made, if it is as before, and before the initial sync is complete.
         """
         if not self.ready or not self.has_marked:
             return None
         if self._planning is None:
-            self._planning, self._changes = self._plan(self._changes), _Changes.none()
+            self._planning, self._changes = self._plan(self._changes, differs=differs), _Changes.none()
         meter = Meter(work)
         try:
             while meter.spent < meter.limit:
@@ -200,7 +201,7 @@ class PolicyCatalog:
         elif kind in {NetworkPolicy, ClusterNetworkPolicy}:
             changes.policies[key] = item if isinstance(item, Policy) else None
 
-    def _plan(self, changes: _Changes) -> Steps[PolicyChange]:
+    def _plan(self, changes: _Changes, *, differs: bool) -> Steps[PolicyChange]:
         concerned: set[str] = set()
         for key, labels in changes.namespaces.items():
             yield from self._peers.place_namespace(key.name, labels)
@@ -221,7 +222,7 @@ class PolicyCatalog:
             yield from self._load(namespace)
         for former, group in closed.items():
             self._release(former, group.selections.values())
-        groups = yield from self._update(stale)
+        groups = yield from self._update(stale, differs=differs)
         self.problems = yield from self._find_problems()
         ready = {key: since for key, since in changes.ready.items() if self._is_planned(changes.pods.get(key))}
         gone = tuple([part for key in closed for part in key.of_parts()])
@@ -338,11 +339,12 @@ class PolicyCatalog:
             if not selection.users:
                 self._peers.release(selection)
 
-    def _update(self, namespaces: Iterable[str]) -> Steps[dict[GroupKey, GroupChange]]:
+    def _update(self, namespaces: Iterable[str], *, differs: bool) -> Steps[dict[GroupKey, GroupChange]]:
         """Decide again what is touched, where there is room; there may be more of it in these namespaces. Returns what
         has changed.
         """
-        for selection, networks in self._peers.take_touched().items():
+        touched_networks, moved = self._peers.take_touched()
+        for selection, networks in touched_networks.items():
             for key in selection.users:
                 self._groups[key].touch(networks)
                 yield len(networks)
@@ -355,7 +357,7 @@ class PolicyCatalog:
         changed: dict[GroupKey, GroupChange] = {}
         for group in self._groups.values():
             if group.is_touched:
-                of_parts = yield from group.update(self._peers.at)
+                of_parts = yield from group.update(self._peers.at, moved, differs=differs)
                 changed |= {key: change for key, change in of_parts.items() if change != NOTHING}
         return changed
 

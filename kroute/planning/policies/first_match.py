@@ -11,7 +11,7 @@ what is left after it, the parts of networks have. Networks within each other ar
 happens only when rules change.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from itertools import product
 from typing import NamedTuple
 
@@ -105,11 +105,16 @@ class FirstMatch:
         """What the rules name of pods."""
         return self._of_pods
 
-    def decide(self, network: str, identity: Identity | None) -> Sequence[tuple[PortRange, ...]]:
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a decision depends on the network; else it is the same for all pods of an identity."""
+        return bool(self._of_blocks)
+
+    def decide(self, network: str, identity: Identity | None) -> tuple[tuple[PortRange, ...], ...]:
         """What each part has of the network. `identity` is that of the pods with this address."""
         of_pod = self._of_pod(network, identity) if identity is not None else _NOTHING
         of_network = self._cells.get(network, _NOTHING)
-        return [(of_pod if part.of_pods else of_network).get(part.action, ()) for part in self._parts]
+        return tuple([(of_pod if part.of_pods else of_network).get(part.action, ()) for part in self._parts])
 
     def _of_pod(self, network: str, identity: Identity) -> Verdict:
         """The verdict of the rules until the last that names the pods with this address."""

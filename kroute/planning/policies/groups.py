@@ -4,7 +4,7 @@ NetworkPolicies allow what any of their rules allows (`Allowed`). Of the rules o
 matches counts (`first_match` beside this).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 
 from kroute.model.objects import ObjectKey
@@ -17,6 +17,9 @@ from kroute.planning.policies.rules import Network, PeerSelector, Ports, Ranges,
 
 NamedRule = tuple[ObjectKey, Rule]
 """A rule, and the policy that it is of."""
+
+Decided = tuple[tuple[PortRange, ...], ...]
+"""The ranges of ports that each part of a group has."""
 
 _NOTHING: Ranges = frozenset()
 
@@ -40,8 +43,8 @@ class Group:
         self.selections: Mapping[PeerSelector, Selection] = {}
         self.is_new = True
         self._sizes: dict[int, int] = {}
-        self._elements: list[dict[str, tuple[PortRange, ...]]] = [{} for _ in key.parts]
-        """What each part has."""
+        self._elements: dict[str | Identity | None, Decided] = {}
+        """What the pods of an identity have, or, if the rules have blocks, a network."""
         self._touched: set[str] | None = None
         """The networks to decide again; None: all."""
         self._verdicts: Allowed | FirstMatch = Allowed(key)
@@ -83,7 +86,7 @@ class Group:
 
     def elements(self) -> Iterator[tuple[GroupKey, Iterator[tuple[str, PortRange]]]]:
         """All that each part has now: networks with their ranges of ports."""
-        return zip(self.key.of_parts(), map(_each, self._elements), strict=True)
+        return ((key, self._elements_of(key.part)) for key in self.key.of_parts())
 
     def matching(
         self, network: str, identity: Identity | None, protocol: Protocol | None, port: int
@@ -105,42 +108,66 @@ class Group:
             yield 1 + len(rule.peers) + rule.ports.count
         return found
 
-    def update(self, identities: Mapping[str, Identity]) -> Steps[dict[GroupKey, GroupChange]]:
-        """Decide again what was touched. `identities` are those of the pods that have addresses."""
-        touched, self._touched = self._touched, set()
+    def update(
+        self, at: Mapping[str, Identity], moved: Mapping[str, Identity | None], *, differs: bool
+    ) -> Steps[dict[GroupKey, GroupChange]]:
+        """Decide again what was touched. `at` are the identities of the pods that have addresses, `moved` those that
+        addresses had at the last update and have no more. Returns the difference, if it is asked for.
+        """
+        touched, self._touched, before = self._touched, set(), self._elements
         if touched is None:
-            touched = {*chain.from_iterable(self._elements), *(yield from self._apply_rules())}
-            for selection in self._verdicts.selections():
-                for identity in selection.members:
-                    touched.update(identity.networks)
-                    yield len(identity.networks)
-        added, removed = ([list[PortElement]() for _ in self._elements] for _ in range(2))
-        units = self._verdicts.units
-        for part in parts(touched, units):
+            touched, self._elements = (yield from self._apply_rules(moved)), {}
+        added, removed = ([list[PortElement]() for _ in self.key.parts] for _ in range(2))
+        fresh, same = dict[str | Identity | None, Decided](), dict[Decided, Decided]()
+        verdicts, nothing = self._verdicts, ((),) * len(self.key.parts)
+        for part in parts(touched, verdicts.units):
             for network in part:
-                decided = self._verdicts.decide(network, identities.get(network))
-                for number, (elements, after) in enumerate(zip(self._elements, decided, strict=True)):
-                    before = elements.pop(network, ())
-                    if after:
-                        elements[network] = after
-                    if before != after:
-                        added[number] += [PortElement(network, *one) for one in {*after}.difference(before)]
-                        removed[number] += [PortElement(network, *one) for one in {*before}.difference(after)]
-            yield units * len(part)
+                identity = at.get(network)
+                former = moved.get(network, identity)
+                place = network if verdicts.has_blocks else identity
+                if place not in fresh:
+                    decided = verdicts.decide(network, identity)
+                    fresh[place] = same.setdefault(decided, decided)
+                if former is not None and not former.networks:
+                    fresh[former] = nothing
+                had = before.get(network) or before.get(former) or nothing
+                for number, (old, new) in enumerate(zip(had, fresh[place], strict=True) if differs else ()):
+                    if old != new:
+                        added[number] += [PortElement(network, *one) for one in {*new}.difference(old)]
+                        removed[number] += [PortElement(network, *one) for one in {*old}.difference(new)]
+            yield verdicts.units * len(part)
+        for place, decided in fresh.items():
+            self._elements.pop(place, None)
+            if any(decided):
+                self._elements[place] = decided
         is_new, self.is_new = self.is_new, False
         changes = zip(self.key.of_parts(), added, removed, strict=True)
         return {key: GroupChange(is_new, *_apart(new), *_apart(old)) for key, new, old in changes}
+
+    def _elements_of(self, part: int) -> Iterator[tuple[str, PortRange]]:
+        return (
+            (network, one)
+            for place, decided in self._elements.items()
+            for network in _networks(place)
+            for one in decided[part]
+        )
 
     def _size(self, rule: Rule) -> int:
         """How many elements the rule may need. A pod that several peers select counts for each of them."""
         return (sum([self.selections[peer].size for peer in rule.peers]) + len(rule.blocks)) * rule.ports.count
 
-    def _apply_rules(self) -> Steps[set[str]]:
-        """Take the rules that are not left out. Returns the networks of their blocks."""
+    def _apply_rules(self, moved: Mapping[str, Identity | None]) -> Steps[set[str]]:
+        """Take the rules that are not left out. Returns all networks of which they or those before say something."""
         self._verdicts = Allowed(self.key) if self.key.tier is Tier.NETWORK_POLICY else FirstMatch(self.key)
         left_out = self.left_out
         used = [rule for number, (_, rule) in enumerate(self.rules) if number not in left_out]
-        return (yield from self._verdicts.take(used, self.selections))
+        found = yield from self._verdicts.take(used, self.selections)
+        found.update([network for network, identity in moved.items() if identity in self._elements])
+        members = (identity for selection in self._verdicts.selections() for identity in selection.members)
+        for place in chain(self._elements, members):
+            found.update(_networks(place))
+            yield len(_networks(place))
+        return found
 
 
 class Allowed:
@@ -173,7 +200,12 @@ class Allowed:
         """What the rules name of pods."""
         return self._ports
 
-    def decide(self, network: str, identity: Identity | None) -> Sequence[tuple[PortRange, ...]]:
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a decision depends on the network; else it is the same for all pods of an identity."""
+        return self._blocks.any
+
+    def decide(self, network: str, identity: Identity | None) -> Decided:
         """What is allowed, in the one part. `identity` is that of the pods with this address."""
         allowed: list[Ranges] = []
         if identity is not None:
@@ -190,9 +222,13 @@ class _Blocks:
         self._ranges: dict[int, Ranges] = {}
         self._lengths: set[int] = set()
 
+    @property
+    def any(self) -> bool:
+        return bool(self._ranges)
+
     def add(self, blocks: Iterable[Network], ranges: Ranges) -> None:
         for block in blocks:
-            self._ranges[block.prefix] = self._ranges.get(block.prefix, _NOTHING) | ranges
+            self._ranges[block.prefix] = _union([self._ranges.get(block.prefix), ranges])
             self._lengths.add(block.prefix.bit_length())
 
     def decide(self, network: str, allowed: list[Ranges]) -> tuple[PortRange, ...]:
@@ -203,8 +239,8 @@ class _Blocks:
         return without(_union([*allowed, self._ranges.get(prefix)]), _union(around))
 
 
-def _each(elements: Mapping[str, tuple[PortRange, ...]]) -> Iterator[tuple[str, PortRange]]:
-    return ((network, one) for network, ranges in elements.items() for one in ranges)
+def _networks(place: str | Identity | None) -> Collection[str]:
+    return (place,) if isinstance(place, str) else place.networks if place is not None else ()
 
 
 def _apart(elements: list[PortElement]) -> tuple[tuple[str, ...], tuple[PortElement, ...]]:

@@ -141,6 +141,7 @@ class Peers:
         self.local: dict[str, Identity] = {}
         """The same for this node's pods alone."""
         self._touched: dict[Selection, set[str]] = {}
+        self._moved: dict[str, Identity | None] = {}
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self._pods: dict[ObjectKey, PodFacts] = {}
         self._owners: dict[str, ObjectKey] = {}
@@ -174,10 +175,13 @@ class Peers:
                 return False
         return holds(selector.pods, identity.kind.labels)
 
-    def take_touched(self) -> dict[Selection, set[str]]:
-        """The addresses that have entered or left a selection since the last time, or may have other ports there."""
+    def take_touched(self) -> tuple[dict[Selection, set[str]], dict[str, Identity | None]]:
+        """The addresses that have entered or left a selection since the last time, or may have other ports there; and
+        the identities that addresses had then, of those that have other ones.
+        """
         touched, self._touched = self._touched, {}
-        return touched
+        moved, self._moved = self._moved, {}
+        return touched, moved
 
     def place_namespace(self, name: str, labels: Mapping[str, str] | None) -> Steps[None]:
         """Take the labels of a Namespace; None: it is gone."""
@@ -251,6 +255,7 @@ class Peers:
                 self.local[network] = after
         if before is after:
             return
+        self._moved.setdefault(network, before)
         if after is not None:
             after.networks[network] = None
         if before is not None:

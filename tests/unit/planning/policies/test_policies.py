@@ -580,6 +580,15 @@ def test_nothing_is_left_of_a_cluster_that_is_gone() -> None:
     assert {name: known[name] for name in kept if known[name]} == {}
 
 
+def test_a_group_forgets_a_kind_of_pods_that_is_gone() -> None:
+    made = cluster(ingress(pods_with(app="client")))
+    for version in ("1", "2", "1"):
+        made.after(pod("new", "10.0.0.7", on="node3", app="client", version=version))
+    [group] = made.catalog._groups.values()
+    [identity] = group._elements
+    assert identity is made.catalog._peers.at["10.0.0.7/32"]
+
+
 def test_a_selector_that_no_policy_has_any_more_is_forgotten() -> None:
     made = cluster(ingress(pods_with(app="api")))
     made.after(ingress(pods_with(app="other")))

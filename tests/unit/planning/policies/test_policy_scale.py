@@ -7,6 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from kroute.model.objects import Applied, Deleted, KubernetesObject, Pod
+from kroute.model.policy_plan import PortRange
 from kroute.planning.policies import peers
 from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.planning.policies.groups import Allowed
@@ -84,6 +85,41 @@ def test_replicas_are_compared_once() -> None:
     with counted() as many:
         large.catalog(10_000, policies=5 * NAMESPACES).plan_marked()
     assert many["compared"] == few["compared"]
+
+
+def test_replicas_are_decided_once_where_rules_have_no_blocks() -> None:
+    web, allowed = cluster.pod("web", "10.0.0.1"), cluster.ingress(cluster.pods_with(app="client"))
+    clients = [cluster.pod(f"c{number}", f"10.1.0.{number}", on="node2", app="client") for number in range(30)]
+    with counted() as counts:
+        made = cluster.Cluster(cluster.namespace("shop"), web, allowed, *clients)
+    assert counts["decided"] == 1
+    [networks] = made.node.networks.values()
+    assert len(networks) == 30
+
+
+def test_replicas_share_their_labels_before_they_are_planned_and_after() -> None:
+    made = large.catalog(1000, policies=5 * NAMESPACES)
+    waiting = [facts for facts in made._changes.pods.values() if facts is not None]
+    assert len({id(facts.kind) for facts in waiting}) == large.APPS * NAMESPACES
+    assert len({id(facts.kind.labels) for facts in waiting}) == large.APPS
+    assert len({id(facts.kind.ports) for facts in waiting}) == 1
+    made.plan_marked()
+    apply()(made)
+    made.plan_marked()
+    known = made._peers._pods.values()
+    assert len({id(facts.kind) for facts in known}) == large.APPS * NAMESPACES
+
+
+def test_a_plan_that_is_compared_is_the_same_and_names_no_elements() -> None:
+    made, other = large.catalog(1000, policies=50), large.catalog(1000, policies=50)
+    compared, change = made.plan_marked(differs=False), other.plan_marked()
+    assert compared is not None
+    assert change is not None
+    assert (compared.pods, compared.groups.keys()) == (change.pods, change.groups.keys())
+    assert {one for of_group in compared.groups.values() for one in of_group.added} == set()
+    assert {key: {*found} for key, found in made.groups()} == {
+        key: {(one.network, PortRange(*one[1:])) for one in of_group.added} for key, of_group in change.groups.items()
+    }
 
 
 def test_planning_goes_in_pieces_of_the_work_that_is_asked_for() -> None:
