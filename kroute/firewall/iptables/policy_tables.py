@@ -52,16 +52,20 @@ log = structlog.get_logger(__name__)
 Elements = defaultdict[PolicySet, set[Element]]
 
 
-def _elements() -> Elements:
-    return defaultdict(set)
+def _elements(known: Mapping[PolicySet, set[Element]] | None = None) -> Elements:
+    return defaultdict(set, known or {})
 
 
 class Difference(msgspec.Struct):
-    """What is to be changed. `needed` are sets that must exist, with or without elements."""
+    """What is to be changed. `needed` are sets that must exist, with or without elements. `drift` says what was wrong,
+    one sentence each, and `refused` what the kernel has refused so far.
+    """
 
     needed: set[PolicySet] = msgspec.field(default_factory=set)
     added: Elements = msgspec.field(default_factory=_elements)
     removed: Elements = msgspec.field(default_factory=_elements)
+    drift: list[str] = msgspec.field(default_factory=list)
+    refused: list[Failure[SetChange]] = msgspec.field(default_factory=list)
 
     def settle(self) -> None:
         """Leave out what is removed and added: of a network of every address, which is written as two, one may stay."""
@@ -132,8 +136,8 @@ class PolicyChains:
         present = await self._present()
         drift: list[str] = []
         if pods or extra.closed:
-            difference, drift = await self._compare(allowed, pods, present)
-            drift += await self._make(difference)
+            difference = await self._compare(allowed, pods, present)
+            drift = [*difference.drift, *await self._make(difference)]
             for name in sorted(present - {one.name for one in self._sizes}):
                 await self._ipset.destroy(name)
                 drift.append(f"set {name} is not of the plan")
@@ -205,38 +209,42 @@ class PolicyChains:
 
     async def _compare(
         self, allowed: AllowedPeers, pods: Mapping[str, PodGroups], present: Collection[str]
-    ) -> tuple[Difference, list[str]]:
-        """What differs between the kernel's sets and the plan, and in words. One group is compared after another."""
-        difference, drift = Difference(), [] if present else ["the sets of network policies were missing"]
+    ) -> Difference:
+        """What differs between the kernel's sets and the plan. One group is compared after another."""
+        difference = Difference(drift=[] if present else ["the sets of network policies were missing"])
         led = _elements()
         for address, groups in pods.items():
             for one, element in pod_elements(address, groups, self._extra):
                 led[one].add(element)
         for one, element in extra_elements(self._extra):
             led[one].add(element)
-
-        async def compare(wanted: Mapping[PolicySet, set[Element]]) -> None:
-            for one, elements in wanted.items():
-                difference.needed.add(one)
-                found = await self._found(one) if one.name in present else None
-                if found is None and present:
-                    drift.append(f"set {one.name} was missing, or of another kind")
-                found = found or set()
-                if surplus := found - elements:
-                    difference.removed[one] = surplus
-                    drift.append(f"set {one.name} had {len(surplus)} elements that are not of the plan")
-                if missing := elements - found:
-                    difference.added[one] = missing
-                    drift.append(f"set {one.name} lacked {len(missing)} elements")
-
-        shared = {one: led[one] for one in self._shared_sets()}
-        await compare(shared | {one: elements for one, elements in led.items() if one.group is None})
+        wanted = _elements({one: led[one] for one in self._shared_sets()})
+        wanted.update({one: elements for one, elements in led.items() if one.group is None})
+        await self._compare_sets(wanted, present, difference)
         for key, peers in allowed:
-            wanted = _elements()
-            wanted.update({one: led[one] for one in standing_sets(key)})
+            wanted = _elements({one: led.pop(one, set()) for one in standing_sets(key)})
             _put(wanted, key, (PortElement(network, *ports) for network, ports in peers))
-            await compare(wanted)
-        return difference, drift
+            await self._compare_sets(wanted, present, difference)
+        return difference
+
+    async def _compare_sets(self, wanted: Elements, present: Collection[str], difference: Difference) -> None:
+        """Note what differs. Sets of peers that are missing are filled at once: no rule names them yet."""
+        for one, elements in wanted.items():
+            difference.needed.add(one)
+            found = await self._found(one) if one.name in present else None
+            if found is None and present:
+                difference.drift.append(f"set {one.name} was missing, or of another kind")
+            if surplus := (found or set()) - elements:
+                difference.removed[one] = surplus
+                difference.drift.append(f"set {one.name} had {len(surplus)} elements that are not of the plan")
+            if missing := elements - (found or set()):
+                difference.drift.append(f"set {one.name} lacked {len(missing)} elements")
+            if found is None and one.is_of_peers:
+                await self._ipset.create(one.definition)
+                self._sizes[one] = len(missing)
+                difference.refused += await self._change(AddEntry, {one: missing}, lambda _: True)
+            elif missing:
+                difference.added[one] = missing
 
     async def _found(self, one: PolicySet) -> set[Element] | None:
         """The elements of a set; None if there was none of its kind, as there is none then."""
@@ -264,7 +272,8 @@ class PolicyChains:
             one.group for one in before if one.group is not None and one.group.tier is not Tier.NETWORK_POLICY
         }
         close_first, open_last = entered | of_cluster, left | of_cluster
-        refused = await self._change(AddEntry, added, lambda one: one.is_of_peers and not one.is_accepting)
+        refused = [*difference.refused]
+        refused += await self._change(AddEntry, added, lambda one: one.is_of_peers and not one.is_accepting)
         refused += await self._change(
             DeleteEntry, removed, lambda one: one.is_accepting and one.group in close_first and one in before
         )
@@ -325,7 +334,10 @@ class PolicyChains:
         return drift
 
     async def _change(
-        self, kind: type[AddEntry | DeleteEntry], elements: Elements, is_meant: Callable[[PolicySet], bool]
+        self,
+        kind: type[AddEntry | DeleteEntry],
+        elements: Mapping[PolicySet, set[Element]],
+        is_meant: Callable[[PolicySet], bool],
     ) -> list[Failure[SetChange]]:
         """Add or delete the elements of the sets that are meant; returns those that are refused."""
         changes: list[SetChange] = []

@@ -67,6 +67,8 @@ Elements = dict[NftSet, list[Element]]
 MANY = 200
 """Elements that leave a set of ranges at once, from which on the set is made anew. The kernel takes time by the set's
 size for each that is deleted."""
+AT_ONCE = 10_000
+"""Elements of new groups that are kept in memory before they are written."""
 
 
 class Difference(msgspec.Struct):
@@ -80,6 +82,7 @@ class Difference(msgspec.Struct):
     parts: list[tuple[Group, GroupSets]] = msgspec.field(default_factory=list)
     """The groups and sets whose elements may be among the removed."""
     drift: list[str] = msgspec.field(default_factory=list)
+    refused: list[Failure[NftChange]] = msgspec.field(default_factory=list)
 
     def make(self, chain: Chain, rules: Iterable[NftRule]) -> None:
         self.made += [AddChain(chain), *map(AddRule, rules)]
@@ -128,8 +131,8 @@ class PolicyTables:
         for family in sorted(self._present):
             more, fewer = ([it for _, it in extra_elements(family, Extra(cut=answers))] for answers in (added, removed))
             changes = [*_element_changes(AddElements, {CUT: more}), *_element_changes(DeleteElements, {CUT: fewer})]
-            for failure in await self._nftables.write(POLICY_TABLES[family], changes) if changes else ():
-                raise KernelError(f"table {POLICY_TABLES[family]}: {failure}; trying again", errno=failure.errno)
+            if changes:
+                _raise(POLICY_TABLES[family], await self._nftables.write(POLICY_TABLES[family], changes))
 
     def group_name(self, key: GroupKey) -> str:
         return Group.of(key).chain
@@ -248,25 +251,35 @@ class PolicyTables:
             difference.drift.append(f"set {definition.name} had {len(surplus)} elements that are not of the plan")
         if missing:
             difference.drift.append(f"set {definition.name} lacked {len(missing)} elements")
+        if sum(map(len, difference.filled.values())) > AT_ONCE:
+            await self._make(family, difference)
 
-    async def _write(self, family: Family, difference: Difference) -> None:
-        table = POLICY_TABLES[family]
+    async def _make(self, family: Family, difference: Difference) -> bool:
+        """Make what is missing, and fill the sets of new groups. Returns whether the kernel has the family."""
+        table, filled = POLICY_TABLES[family], difference.filled
+        difference.filled = {}
         refused = await self._transact(table, difference.made)
         if refused and all(_is_logging(failure.change) for failure in refused):
             next_step = "load the modules nfnetlink_log, nft_log and nft_limit, and restart kroute"
             log.warning("policy_log.unsupported", error=f"table {table}: {refused[0]}", next_step=next_step)
             self._log_group = None  # the next attempt writes the rules without
         elif family not in self._present and any(failure.errno in UNSUPPORTED for failure in refused):
-            return  # no pod has an address of a family that the kernel lacks
-        elif not refused:
-            self._present.add(family)
-            refused = await self._nftables.write(table, _element_changes(AddElements, difference.filled))
-            anew = [each for part in difference.parts for each in await self._made_anew(family, *part, difference)]
-            removed = _element_changes(DeleteElements, difference.removed)
-            added = _element_changes(AddElements, difference.added)
-            refused += await self._change(table, [*anew, *removed, *added, *difference.gone])
-        for failure in refused:
-            raise KernelError(f"table {table}: {failure}; trying again", errno=failure.errno)
+            return False  # no pod has an address of a family that the kernel lacks
+        _raise(table, refused)
+        self._present.add(family)
+        difference.made = []
+        difference.refused += await self._nftables.write(table, _element_changes(AddElements, filled))
+        return True
+
+    async def _write(self, family: Family, difference: Difference) -> None:
+        if not await self._make(family, difference):
+            return
+        table = POLICY_TABLES[family]
+        anew = [each for part in difference.parts for each in await self._made_anew(family, *part, difference)]
+        removed = _element_changes(DeleteElements, difference.removed)
+        added = _element_changes(AddElements, difference.added)
+        refused = await self._change(table, [*anew, *removed, *added, *difference.gone])
+        _raise(table, [*difference.refused, *refused])
 
     async def _made_anew(
         self, family: Family, group: Group, sets: GroupSets, difference: Difference
@@ -296,10 +309,14 @@ class PolicyTables:
 
     async def _delete(self, families: Iterable[Family]) -> None:
         for family in list(families):
-            for failure in await self._nftables.transact(POLICY_TABLES[family], [DeleteTable()]):
-                if failure.errno != errno.ENOENT:
-                    raise KernelError(f"table {POLICY_TABLES[family]}: {failure}; trying again", errno=failure.errno)
+            refused = await self._nftables.transact(POLICY_TABLES[family], [DeleteTable()])
+            _raise(POLICY_TABLES[family], [failure for failure in refused if failure.errno != errno.ENOENT])
             self._present.discard(family)
+
+
+def _raise(table: Table, refused: Iterable[Failure[NftChange]]) -> None:
+    for failure in refused:
+        raise KernelError(f"table {table}: {failure}; trying again", errno=failure.errno)
 
 
 def _put(elements: Elements, *placed: tuple[NftSet, Element]) -> None:

@@ -436,3 +436,15 @@ async def test_what_changes_write_is_what_a_restart_would_write() -> None:
         node.kernel.writes.clear()
         assert await again.restore(node.cluster.catalog.groups(), node.cluster.catalog.pods) == []
         assert node.kernel.writes == []
+
+
+async def test_a_missing_set_of_peers_is_filled_before_the_next_is_made_and_any_rule_names_it() -> None:
+    rules = [{"ports": [{"port": 80}], "from": [pods_with(app="client")]}]
+    node = Kernel(WEB, CLIENT, policy(ingress=rules, policyTypes=["Ingress", "Egress"], egress=[]))
+    await node.adopted()
+    writes = [str(one) for one in node.kernel.writes]
+    filled = [at for at, one in enumerate(writes) if "KROUTENP-S-" in one and one.startswith("add 10.244.2.7/32")]
+    made = [at for at, one in enumerate(writes) if one.startswith("create set KROUTENP-S-")]
+    assert len(filled) == 1
+    assert made[0] < filled[0] < made[-1] < writes.index("commit table mangle")
+    assert await node.chains.restore(node.cluster.catalog.groups(), node.cluster.catalog.pods) == []

@@ -1,5 +1,11 @@
 """Groups of policies of the cluster in nf_tables: their rules, their elements, and the writes, on a fake kernel."""
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kroute.firewall.nftables import policy_tables
 from kroute.firewall.nftables.policy_rules import (
     LOGGED,
     MAPS,
@@ -13,6 +19,7 @@ from kroute.firewall.nftables.policy_rules import (
 )
 from kroute.firewall.nftables.policy_tables import PolicyTables
 from kroute.kernel.nftables.expressions import chain_named_by
+from kroute.kernel.nftables.objects import AddChain, AddElements
 from kroute.model.addresses import Family
 from kroute.model.objects import ObjectKey
 from kroute.model.policy_plan import Action, Direction, GroupKey, Part, PodGroups, Tier
@@ -99,3 +106,28 @@ async def test_what_changes_write_is_what_a_restart_would_write() -> None:
         assert change is not None
         await tables.write(change)
         assert await PolicyTables(nftables).restore(made.catalog.groups(), made.catalog.pods) == []
+
+
+async def test_sets_of_new_groups_are_filled_some_after_others_before_any_pod_is_led_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policy_tables, "AT_ONCE", 1)
+    other = pod("other", "10.244.1.6", app="other")
+    rules = [{"ports": [{"port": number}], "from": [pods_with(app="client")]} for number in (80, 90)]
+    ours, second = (policy(app, selector={"matchLabels": {"app": app}}, ingress=rules) for app in ("web", "other"))
+    made = Cluster(namespace("shop"), WEB, other, CLIENT, ours, second)
+    async with FakeNftables(kernel := FakeKernel()) as nftables:
+        await PolicyTables(nftables).restore(made.catalog.groups(), made.catalog.pods)
+        assert await PolicyTables(nftables).restore(made.catalog.groups(), made.catalog.pods) == []
+
+    def at(kind: type, of: Callable[[Any], bool]) -> list[int]:
+        return [number for number, one in enumerate(kernel.writes) if isinstance(one, kind) and of(one)]
+
+    made_at, filled_at = (
+        at(AddChain, lambda one: "-" in one.chain.name),
+        at(AddElements, lambda one: one.set.parts[-1] == "port"),
+    )
+    led_at = at(AddElements, lambda one: one.set in MAPS.values())
+    assert len(filled_at) == 8
+    assert filled_at[0] < made_at[-1]
+    assert max(made_at + filled_at) < min(led_at)
