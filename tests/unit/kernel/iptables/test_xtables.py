@@ -53,6 +53,13 @@ def test_what_is_right_is_not_written(rules: tuple[str, ...]) -> None:
     assert wrong(*rules) == ([], [])
 
 
+def test_rules_with_the_text_that_was_written_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    monkeypatch.setattr(xtables, "parse_rule", lambda text, _family: parsed.append(text))
+    assert wrong(JUMP, *JUMPS, *RIGHT) == ([], [])
+    assert parsed == []
+
+
 def test_an_empty_table_gets_everything() -> None:
     found, lines = compare("", RULES, socket.AF_INET)
     assert found == [
