@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from kroute.base.histogram import Histogram
 from kroute.firewall.protocol import AllowedPeers, PolicyFirewall
 from kroute.kernel.clients import ConntrackClient
+from kroute.kernel.errors import KernelError
 from kroute.model.addresses import network
 from kroute.model.objects import Change, ObjectKey
 from kroute.model.plan import NodePlan, Plan, Problem, ServicePlan
@@ -132,10 +133,16 @@ class NetworkPolicyController(Controller):
         is_as_before = self._closed == self._closed_before
         if is_as_before and self.is_applied_state_known and await self.firewall.is_untouched():
             return []
+        has_planned = self._catalog.has_marked
         while self._catalog.has_marked:
             await self._plan(differs=False)  # the comparison is with all that is planned
         extra = Extra(self._closed, self._cuts.answers if self._cuts is not None else None)
-        drift = await self.firewall.restore(self._catalog.groups(), self._catalog.pods, extra)
+        try:
+            drift = await self.firewall.restore(self._catalog.groups(), self._catalog.pods, extra)
+        except KernelError as error:
+            if has_planned:  # whatever it was: `write` does not know what was planned here
+                raise KernelError(str(error)) from error
+            raise
         self._closed_before = extra.closed
         self._observe_lag()
         if drift:

@@ -5,6 +5,7 @@ import errno
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from kroute.firewall.nftables.names import POLICY_TABLES
 from kroute.firewall.nftables.policy_rules import FROM_UNKNOWN, TO_UNKNOWN
 from kroute.firewall.nftables.policy_tables import PolicyTables
 from kroute.kernel.conntrack import DeleteConnection, Flow
+from kroute.kernel.errors import KernelError
 from kroute.kernel.nftables.objects import AddElements, DeleteTable
 from kroute.model.addresses import Family
 from kroute.model.kinds import POLICY_KINDS
@@ -154,6 +156,20 @@ async def test_a_change_that_is_refused_is_made_by_the_next_pass_which_reads_eve
     await node.controller.step()
     assert node.controller.statistics().failures == 1
     assert node.peers == {None}
+    node.clock.now += 60
+    await node.controller.step()
+    assert node.peers == {"10.244.2.7/32"}
+
+
+async def test_what_is_planned_for_a_reading_that_is_interrupted_is_not_forgotten(node: Node) -> None:
+    await adopted(node)
+    [foreign] = [one for one in node.kernel.nft.tables[T4].sets.values() if one.definition.name == "own"]
+    assert await node.other.transact(T4, [AddElements(foreign.definition, (("10.9.9.9", "10.9.9.9"),))]) == []
+    node.apply(CLIENT)
+    node.controller.resync_soon()
+    with patch.object(node.nftables, "read", side_effect=KernelError("it changes too fast", errno=errno.EINTR)):
+        await node.controller.step()
+    assert not node.controller.is_applied_state_known
     node.clock.now += 60
     await node.controller.step()
     assert node.peers == {"10.244.2.7/32"}
