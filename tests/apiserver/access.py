@@ -12,7 +12,7 @@ _WHY = 'RBAC: allowed by ClusterRoleBinding "kroute" of ClusterRole "kroute" to 
 
 
 class Access:
-    """The verbs that a client with credentials has not, each with the plural of the resource."""
+    """The verbs that a client with credentials has not, each with the resource as RBAC rules name it."""
 
     def __init__(self) -> None:
         self._forbidden: set[tuple[str, str]] = set()
@@ -30,8 +30,8 @@ class Access:
 
     def check(self, target: Target, verb: str) -> None:
         """Raises StatusError for what is forbidden."""
-        if not self.allows(verb, target.type.plural):
-            raise status.forbidden(target, verb, USER)
+        if not self.allows(verb, target.resource):
+            raise status.forbidden(target, verb, USER, target.resource)
 
     def allows(self, verb: str, plural: str) -> bool:
         """Whether a request of this verb is answered."""
@@ -41,6 +41,8 @@ class Access:
         """The review with its status, as the API server writes it."""
         asked: Object = await request.json()
         attributes = asked["spec"]["resourceAttributes"]
-        allowed = self.allows(attributes["verb"], attributes["resource"])
+        subresource = attributes.get("subresource")
+        resource = attributes["resource"] + (f"/{subresource}" if subresource else "")
+        allowed = self.allows(attributes["verb"], resource)
         verdict: Object = {"allowed": True, "reason": _WHY} if allowed else {"allowed": False}
         return {**asked, "metadata": {"creationTimestamp": None}, "status": verdict}

@@ -114,17 +114,24 @@ TYPES = (
 BY_KIND = {type_.kind: type_ for type_ in TYPES}
 
 _PATH = re.compile(
-    r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>v[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?"
+    r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>v[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)"
+    r"(?:/(?P<name>[^/]+)(?P<status>/status)?)?"
 )
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a request's path names: a collection, or one object of it."""
+    """What a request's path names: a collection, or one object of it, or only that object's status."""
 
     type: ResourceType
     namespace: str | None
     name: str | None
+    is_status: bool = False
+
+    @property
+    def resource(self) -> str:
+        """As RBAC rules name it."""
+        return f"{self.type.plural}/status" if self.is_status else self.type.plural
 
     @property
     def key(self) -> str:
@@ -137,7 +144,8 @@ def parse_path(path: str) -> Target | None:
         return None
     for type_ in TYPES:
         if (type_.group, type_.version, type_.plural) == (match["group"] or "", match["version"], match["plural"]):
-            return Target(type_, match["namespace"], match["name"])
+            target = Target(type_, match["namespace"], match["name"], is_status=match["status"] is not None)
+            return None if target.is_status and type_ is not SERVICES else target
     return None
 
 

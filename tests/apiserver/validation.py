@@ -1,10 +1,12 @@
-"""What the API server refuses of an object: names, Events and Leases (`ValidateObjectMeta`, `ValidateEventCreate`,
-`ValidateEventUpdate`, `ValidateLease` in kubernetes/kubernetes 1.36). Lengths are bytes, as in Go.
+"""What the API server refuses of an object: names, Events, Leases, and the status of Services (`ValidateObjectMeta`,
+`ValidateEventCreate`, `ValidateEventUpdate`, `ValidateLease`, `ValidateLoadBalancerStatus` in kubernetes/kubernetes
+1.36). Lengths are bytes, as in Go.
 """
 
 import json
 import re
 from collections.abc import Iterator
+from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from tests.apiserver import status
@@ -56,6 +58,13 @@ def validate(type_: ResourceType, item: Object, previous: Object | None) -> None
     causes = [*_metadata(type_, item["metadata"]), *_fields(type_, item, previous)]
     if causes:
         raise status.invalid(type_, item["metadata"].get("name", ""), [cause._asdict() for cause in causes])
+
+
+def validate_status(type_: ResourceType, service: Object) -> None:
+    """Raises StatusError for what a write of a Service's status may not say."""
+    causes = [*_load_balancer(service)]
+    if causes:
+        raise status.invalid(type_, service["metadata"]["name"], [cause._asdict() for cause in causes])
 
 
 def is_qualified_name(text: str) -> bool:
@@ -169,6 +178,19 @@ def _lease(spec: Object) -> Iterator[Cause]:
         yield _invalid("spec.leaseDurationSeconds", duration, "must be greater than 0")
     if transitions is not None and transitions < 0:
         yield _invalid("spec.leaseTransitions", transitions, "must be greater than or equal to 0")
+
+
+def _load_balancer(service: Object) -> Iterator[Cause]:
+    entries = ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress") or []
+    if entries and (service.get("spec") or {}).get("type") != "LoadBalancer":
+        why = "Forbidden: may only be used when `spec.type` is 'LoadBalancer'"
+        yield Cause("status.loadBalancer.ingress", "FieldValueForbidden", why)
+    for number, entry in enumerate(entries):
+        try:
+            ip_address(entry.get("ip") or "::")
+        except ValueError:
+            why = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
+            yield _invalid(f"status.loadBalancer.ingress[{number}].ip", entry["ip"], why)
 
 
 def _invalid(field: str, value: Any, problem: str) -> Cause:

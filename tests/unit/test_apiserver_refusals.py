@@ -66,6 +66,15 @@ def named(name: str) -> Object:
     return {"metadata": {"name": name}, "spec": {}}
 
 
+WEB: Object = {"kind": "Service", "metadata": {"name": "web", "namespace": "default"}, "spec": {"type": "LoadBalancer"}}
+
+
+def status(*addresses: str, version: str = "") -> Object:
+    """What is sent to a Service's status."""
+    metadata = {"name": "web", **({"resourceVersion": version} if version else {})}
+    return {"metadata": metadata, "status": {"loadBalancer": {"ingress": [{"ip": it} for it in addresses]}}}
+
+
 TAKEN = (201, "")
 INVALID = (422, "Invalid")
 BAD = (400, "BadRequest")
@@ -153,6 +162,34 @@ class TestWrites:
     async def test_of_another_media_type(self, client: Client, method: str) -> None:
         path = EVENTS if method == "POST" else f"{EVENTS}/web"
         assert await client.send(method, path, EVENT, "text/plain") == (415, "UnsupportedMediaType")
+
+    @pytest.mark.parametrize("method", ["PUT", "PATCH"])
+    @pytest.mark.parametrize(
+        ("kind", "body", "answer"),
+        [
+            pytest.param("LoadBalancer", status("192.0.2.1"), (200, ""), id="an address"),
+            pytest.param("LoadBalancer", status(), (200, ""), id="none"),
+            pytest.param("LoadBalancer", status("192.0.2"), INVALID, id="no address"),
+            pytest.param("ClusterIP", status("192.0.2.1"), INVALID, id="another type"),
+            pytest.param("LoadBalancer", status("192.0.2.1", version="1"), (409, "Conflict"), id="an older version"),
+        ],
+    )
+    async def test_of_the_status_of_a_service(
+        self, client: Client, method: str, kind: str, body: Object, answer: tuple[int, str]
+    ) -> None:
+        before = client.server.apply({**WEB, "spec": {"type": kind}})
+        assert await client.send(method, f"{SERVICES}/web/status", {**body, "spec": {"type": "NodePort"}}) == answer
+        [after] = client.server.objects("Service")
+        assert after["spec"] == before["spec"]
+        assert after.get("status") == (body["status"] if answer == (200, "") else None)
+
+    async def test_of_a_status_that_is_not_there_or_is_forbidden(self, client: Client) -> None:
+        assert await client.send("PATCH", f"{SERVICES}/web/status", status()) == (404, "NotFound")
+        client.server.apply(WEB)
+        client.server.access.forbid("patch", "services/status")
+        assert await client.send("PATCH", f"{SERVICES}/web/status", status()) == (403, "Forbidden")
+        assert await client.send("PATCH", f"{SERVICES}/web", {"spec": {"type": "NodePort"}}) == (200, "")
+        assert await client.send("PATCH", f"{EVENTS}/web/status", status()) == (404, "NotFound")
 
     async def test_of_an_object_at_the_path_of_another(self, client: Client) -> None:
         await client.send("POST", SERVICES, named("web"))
