@@ -239,7 +239,7 @@ class Election:
             "lease.identity_shared",
             identity=shared,
             new_identity=self._identity,
-            consequence="another director renews the Lease under this identity: this one goes on as a standby",
+            consequence="another process renews the Lease under this identity: this one goes on as a standby",
             next_step="give each director a --state-dir of its own, and copy none from another machine",
         )
 
@@ -285,7 +285,8 @@ class Election:
         if role is self.role:
             return
         self.role = role
-        log.info("director.role", role=role.value, identity=self._identity, holder=holder or self._identity)
+        lease, holder = str(self._settings), holder or self._identity
+        log.info("lease.role", lease=lease, role=role.value, identity=self._identity, holder=holder)
         self._announce(role)
 
     def _missed(self, reason: str) -> None:
@@ -299,7 +300,8 @@ class Election:
                 identity=self._identity,
                 seconds=round(late, 1),
                 reason=reason,
-                consequence="this director goes on; a standby that reaches the API server takes the VIPs as well",
+                lease=str(self._settings),
+                consequence="this holder goes on; a standby that reaches the API server takes the Lease as well",
             )
         else:
             log.debug("lease.attempt_failed", reason=reason)

@@ -53,6 +53,12 @@ class Lease(msgspec.Struct, frozen=True):
     spec: LeaseSpec
     document: Mapping[str, Any]
 
+    def annotated(self, name: str, text: str) -> "Lease":
+        """The same Lease with this annotation."""
+        metadata = self.document.get("metadata") or {}
+        annotations = {**(metadata.get("annotations") or {}), name: text}
+        return Lease(self.spec, {**self.document, "metadata": {**metadata, "annotations": annotations}})
+
 
 class LeaseLock:
     """Reads and writes one Lease. Raises ApiError, and DecodeError if the server sends something else."""
