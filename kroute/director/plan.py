@@ -1,4 +1,4 @@
-"""Plan one Service with external IPs for a director: virtual servers whose real servers are nodes."""
+"""Plan one Service with external addresses for a director: virtual servers whose real servers are nodes."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -9,7 +9,16 @@ import msgspec
 from kroute.base.forwarding import DIRECT_ROUTING
 from kroute.model.addresses import Family, canonical, family_of
 from kroute.model.node_facts import NodeFacts
-from kroute.model.objects import Node, ObjectKey, Service, ServicePort, ServiceSpec, ServiceStatus
+from kroute.model.objects import (
+    LoadBalancerIngress,
+    LoadBalancerStatus,
+    Node,
+    ObjectKey,
+    Service,
+    ServicePort,
+    ServiceSpec,
+    ServiceStatus,
+)
 from kroute.model.plan import (
     Problem,
     Problems,
@@ -22,7 +31,7 @@ from kroute.model.plan import (
 )
 from kroute.model.probes import Probe, ProbeKind
 from kroute.model.steps import Steps
-from kroute.planning.address_owners import MOST_ADDRESSES, AddressOwners
+from kroute.planning.address_owners import MOST_ADDRESSES, AddressOwners, load_balancer_ips
 from kroute.planning.backend_slices import BackendSlice, PortKey, Traits
 from kroute.planning.endpoints import LOCAL, MergedSlices, choice_steps, external_policy, merging, refusals
 from kroute.planning.external_addresses import nodes_having
@@ -93,27 +102,30 @@ def director_node(node: Node) -> DirectorNode | None:
 
 
 def external_frontends(service: Service, settings: Settings, machine: NodeFacts, owners: AddressOwners) -> Frontends:
-    """The external IPs of a Service that a director may serve. They are admitted as on a node.
+    """The external IPs and LoadBalancer addresses of a Service that a director may serve, admitted as on a node.
 
     `machine` are the facts of the director's machine. A Node's address is left to the Node, which would be cut off if a
-    director bound it.
+    director bound it. LoadBalancer addresses are served only in a range for them: others may answer for them.
     """
     problems = Problems()
-    left = []
-    for written in (service.spec.external_ips or ())[: MOST_ADDRESSES + 1]:
-        address = canonical(written) or ""
-        if nodes := nodes_having(address, settings, owners) if address else ():
-            problems.append(_of_a_machine(address, f"node {min(nodes)}"))
-        elif address in machine.own and not settings.external_ips_on_node_addresses:
-            problems.append(_of_a_machine(address, "this director's machine"))
-        else:
-            left.append(written)
-    if not left:
+    balanced = load_balancer_ips(service) if settings.load_balancer_ip_ranges else ()
+    left: dict[Kind, list[str]] = {Kind.EXTERNAL_IP: [], Kind.LOAD_BALANCER_IP: []}
+    for kind, addresses in ((Kind.EXTERNAL_IP, service.spec.external_ips), (Kind.LOAD_BALANCER_IP, balanced)):
+        for written in (addresses or ())[: MOST_ADDRESSES + 1]:
+            address = canonical(written) or ""
+            if nodes := nodes_having(address, settings, owners) if address else ():
+                problems.append(_of_a_machine(kind, address, f"node {min(nodes)}"))
+            elif address in machine.own and not settings.external_ips_on_node_addresses:
+                problems.append(_of_a_machine(kind, address, "this director's machine"))
+            else:
+                left[kind].append(written)
+    if not any(left.values()):
         return Frontends((), tuple(problems.kept), problems.more)
-    spec = msgspec.structs.replace(service.spec, external_ips=tuple(left))
-    bare = msgspec.structs.replace(service, spec=spec, status=ServiceStatus())
+    spec = msgspec.structs.replace(service.spec, external_ips=tuple(left[Kind.EXTERNAL_IP]))
+    status = ServiceStatus(LoadBalancerStatus(tuple(map(LoadBalancerIngress, left[Kind.LOAD_BALANCER_IP]))))
+    bare = msgspec.structs.replace(service, spec=spec, status=status)
     served, others, more = frontends_of(bare, machine, settings, owners)
-    external = tuple(frontend for frontend in served if frontend.kind is Kind.EXTERNAL_IP)
+    external = tuple(frontend for frontend in served if frontend.kind in left)
     return Frontends(external, (*problems.kept, *others), problems.more + more)
 
 
@@ -322,6 +334,6 @@ def _no_locality() -> Problem:
     return Problem.about("NoLocality", "annotation kroute.io/locality", rest)
 
 
-def _of_a_machine(address: str, owner: str) -> Problem:
+def _of_a_machine(kind: Kind, address: str, owner: str) -> Problem:
     rest = f"is not served by the director: it is an address of {owner}. Choose one that no machine has."
-    return Problem.about("NodeAddress", f"externalIP {address}", rest)
+    return Problem.about("NodeAddress", f"{kind.value} {address}", rest)

@@ -18,6 +18,8 @@ from kroute.model.objects import (
     EndpointPort,
     EndpointSlice,
     Listed,
+    LoadBalancerIngress,
+    LoadBalancerStatus,
     Node,
     NodeAddress,
     NodeCondition,
@@ -27,6 +29,7 @@ from kroute.model.objects import (
     Service,
     ServicePort,
     ServiceSpec,
+    ServiceStatus,
 )
 from kroute.model.plan import Persistence, ServicePlan
 from kroute.model.probes import Probe, ProbeKind
@@ -224,6 +227,20 @@ def test_an_external_ip_that_is_a_nodes_own_address_is_never_taken() -> None:
     plan = only(planned(catalog(service(external_ips=("10.0.0.2", VIP)), *NODES)))
     assert [vip.address for vip in plan.vips] == [VIP]
     assert [(problem.reason, problem.subject) for problem in plan.problems] == [("NodeAddress", "externalIP 10.0.0.2")]
+
+
+def test_load_balancer_addresses_are_served_in_the_range_for_them_alone() -> None:
+    inside, outside = "198.51.100.1", "198.51.100.200"
+    entries = tuple(map(LoadBalancerIngress, (inside, outside, "10.0.0.2")))
+    status = ServiceStatus(LoadBalancerStatus(entries))
+    item = msgspec.structs.replace(service(type="LoadBalancer", external_ips=(VIP,)), status=status)
+    [plan] = planned(catalog(item, *NODES))
+    assert ([vip.address for vip in plan.vips], plan.problems) == ([VIP], ()), "others may answer for them"
+    [plan] = planned(catalog(item, *NODES, load_balancer_ip_ranges=("198.51.100.0/25",)))
+    assert [vip.address for vip in plan.vips] == sorted([inside, VIP])
+    assert real_servers(plan, inside) == real_servers(plan, VIP)
+    subjects = {problem.subject for problem in plan.problems}
+    assert subjects == {"loadBalancerIP 10.0.0.2", f"loadBalancerIP '{outside}'"}
 
 
 RANGES = ("203.0.113.0/24", "2001:db8::/32")
