@@ -52,6 +52,7 @@ from kroute.watchers.kubernetes.requests import ApiUse
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 
 if TYPE_CHECKING:
+    from kroute.agent.allocator import Allocator
     from kroute.controllers.announcing.controller import Speaking
     from kroute.controllers.network_policy import Policies
     from kroute.inspect.policies import Enforced
@@ -138,9 +139,11 @@ class Agent:
             keep_socket = await begun(stop, "opening the agent's socket", lambda: stack.enter_async_context(answer()))
             if keep_socket is None or stop.is_set():
                 return
+            allocator = self._allocator()
+            take = allocator.beside(self._take) if allocator is not None else self._take
             async with asyncio.TaskGroup() as group:
                 background = [
-                    group.create_task(self._source.follow(self._take), name="follow"),
+                    group.create_task(self._source.follow(take), name="follow"),
                     group.create_task(self._source.follow_api(self._take_api), name="api facts"),
                     group.create_task(self._node_watcher.run(), name="node"),
                     group.create_task(self._plan(), name="plan"),
@@ -150,6 +153,8 @@ class Agent:
                     group.create_task(self._observation.run(), name="observation"),
                     group.create_task(keep_socket(), name="socket"),
                 ]
+                if allocator is not None:
+                    background.append(group.create_task(allocator.run(), name="allocator"))
                 serving = group.create_task(self._serve(), name="controllers")
                 await stop.wait()
                 log.info("kroute.stopping")
@@ -158,6 +163,14 @@ class Agent:
                 self._controllers.stop()
                 await asyncio.wait([serving], timeout=STOP_WITHIN if self._ownership.is_ours.is_set() else 0)
                 serving.cancel()
+
+    def _allocator(self) -> "Allocator | None":
+        """What gives Services addresses, if this agent may."""
+        if self._source.api is None or not self._settings.allocate_load_balancer_ips:
+            return None
+        from kroute.agent.allocator import Allocator  # noqa: PLC0415  few clusters have it
+
+        return Allocator(self._settings, self._source.api, self._catalog, self._recorder)
 
     async def _serve(self) -> None:
         """Run the controllers, once the node is kroute's. Until then nothing is written to the kernel."""

@@ -152,7 +152,8 @@ _ROUTING = "kroute connects no pods; keep kube-router --run-service-proxy=false 
 _BIRD = "kroute speaks BGP by BIRD (docs/routing.md): leave this out here"
 _PASSWORDS = "use --peer-passwords DIRECTORY (docs/routing.md)"
 _POLICIES = "--network-policies has kroute enforce network policies; or keep kube-router --run-service-proxy=false"
-_LOADBALANCER = "kroute allocates no LoadBalancer addresses; keep kube-router --run-service-proxy=false for it"
+_CLASSES = "false is `--loadbalancer-class kube-router`; true, the default, asks for nothing"
+_ALLOCATES_AT_ONCE = "kroute looks at a Service when it changes: leave this out"
 _DSR = "kroute needs no container runtime for direct return: --direct-return (docs/direct-return.md)"
 _HEALTH = "use --healthz-bind-address ADDRESS:PORT"
 _METRICS = "use --metrics-bind-address ADDRESS:PORT; the path is /metrics"
@@ -240,7 +241,7 @@ _FLAGS: dict[str, Flag] = {
     "ipvs-permit-all": either("kroute leaves what Services serve to the node's own rules", default=True),
     "run-service-proxy": needed("kroute always serves Services: leave this out here, and keep it with kube-router"),
     "run-firewall": refused(_POLICIES, True),
-    "run-loadbalancer": refused(_LOADBALANCER, False),
+    "run-loadbalancer": switch(["--allocate-load-balancer-ips"], [], "`--allocate-load-balancer-ips`"),
     "enable-ipv4": needed(_FAMILIES),
     "enable-ipv6": either(_FAMILIES, default=False),
     "service-node-port-range": no_meaning(
@@ -256,8 +257,8 @@ _FLAGS: dict[str, Flag] = {
     "enable-pprof": refused("kroute has no profiling endpoint: leave this out", False),
     "runtime-endpoint": refused(_DSR, ""),
     "v": VERBOSITY,
-    "loadbalancer-default-class": refused(_LOADBALANCER, True),
-    "loadbalancer-sync-period": refused(_LOADBALANCER, "1m0s"),
+    "loadbalancer-default-class": switch([], ["--loadbalancer-class", "kube-router"], _CLASSES, default=True),
+    "loadbalancer-sync-period": no_meaning(_ALLOCATES_AT_ONCE, "1m0s"),
     "iptables-sync-period": refused(_POLICIES, "5m0s"),
     "netpol-default-deny": refused(_POLICIES, False),
     "use-nftables-for-netpol": refused(_POLICIES, False),

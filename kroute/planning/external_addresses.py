@@ -48,6 +48,11 @@ class Allowed(msgspec.Struct, frozen=True):
     flag: str
 
 
+def balanced_range(settings: Settings) -> Allowed:
+    """The networks that LoadBalancer addresses may be in."""
+    return Allowed(settings.load_balancer_ip_ranges, "--loadbalancer-ip-range")
+
+
 ANOTHER = "Take it out of the Service, or give another one."
 
 
@@ -57,7 +62,7 @@ def admit(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, o
         return Admission(Place.NOWHERE, "Invalid", f"is not served: it {reason}. {ANOTHER}")
     if (claimed := _of_a_node(address, node, settings, owners)) is not None:
         return claimed
-    if (use := _use(address, node, owners)) and not _is_in(address, settings.serve_needed_addresses):
+    if (use := _use(address, node, owners)) and not is_in(address, settings.serve_needed_addresses):
         reason = f"is not served: it is {use}. {ANOTHER} --serve-needed-addresses allows it."
         return Admission(Place.NOWHERE, "NeededAddress", reason)
     if nodes := owners.nodes_with(address):
@@ -67,14 +72,14 @@ def admit(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, o
 
 
 def _refusal(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, owners: AddressOwners) -> str | None:
-    if (allowed.networks or settings.strict_external_ips) and not _is_in(address, allowed.networks):
+    if (allowed.networks or settings.strict_external_ips) and not is_in(address, allowed.networks):
         names = ", ".join(allowed.networks) or "nothing, since --strict-external-ips is set"
         return f"is not in what {allowed.flag} allows ({names})"
     if services := owners.services_with(address):
         return f"is the ClusterIP of Service {min(services)}"
-    if _is_in(address, ranges := (*settings.service_cidrs, *node.api.service_ranges)):
+    if is_in(address, ranges := (*settings.service_cidrs, *node.api.service_ranges)):
         return f"is in the Service range ({', '.join(ranges)})"
-    if _is_in(address, (*settings.cluster_cidrs, *node.pod_cidrs)):
+    if is_in(address, (*settings.cluster_cidrs, *node.pod_cidrs)):
         return "is in the pods' networks"
     if not settings.cluster_cidrs and (name := owners.node_of_pods(address)) is not None:
         return f"is in the pods' network of Node {name}"
@@ -83,7 +88,7 @@ def _refusal(address: str, allowed: Allowed, node: NodeFacts, settings: Settings
 
 def nodes_having(address: str, settings: Settings, owners: AddressOwners) -> Collection[str]:
     """The Nodes that have the address by their status, as far as that is believed."""
-    is_in_range = not settings.node_address_ranges or _is_in(address, settings.node_address_ranges)
+    is_in_range = not settings.node_address_ranges or is_in(address, settings.node_address_ranges)
     return owners.nodes_with(address) if is_in_range else ()
 
 
@@ -127,7 +132,8 @@ def kernels_use(address: str, node: NodeFacts) -> str | None:
     )
 
 
-def _is_in(address: str, networks: tuple[str, ...]) -> bool:
+def is_in(address: str, networks: tuple[str, ...]) -> bool:
+    """Whether the address is in one of the networks."""
     parsed = ip_address(address)
     return any(parsed in network for network in _parsed(networks))
 

@@ -21,7 +21,7 @@ from kroute.planning.address_owners import (
     virtual_ips,
 )
 from kroute.planning.backend_slices import NO_BOUND, PortKey, port_key
-from kroute.planning.external_addresses import ANOTHER, Admission, Allowed, Place, admit, kernels_use
+from kroute.planning.external_addresses import ANOTHER, Admission, Allowed, Place, admit, balanced_range, kernels_use
 from kroute.settings import Settings
 
 _FREE_RANGE = "Give the cluster a Service range that is free on every node."
@@ -242,7 +242,7 @@ def _written_addresses(service: Service, most: int = MOST_ADDRESSES) -> list[tup
 def _allowed(kind: Kind, settings: Settings) -> Allowed:
     if kind is Kind.EXTERNAL_IP:
         return Allowed(settings.external_ip_ranges, "--external-ip-range")
-    return Allowed(settings.load_balancer_ip_ranges, "--loadbalancer-ip-range")
+    return balanced_range(settings)
 
 
 def _problem(kind: Kind, written: str, name: str, reason: str) -> Problem:

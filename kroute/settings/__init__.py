@@ -27,6 +27,12 @@ SCHEDULER_CHOICES = (AUTO, *SCHEDULERS)
 WAIT, IGNORE = "wait", "ignore"
 """What to do while another service proxy is at work on the node, by `--other-proxies`."""
 
+NO_CLASS = "default"
+"""In `load_balancer_classes`: Services without `loadBalancerClass`, and those with this one, as in kube-router."""
+
+ALLOCATOR_LEASE = ("kube-system", "kroute-allocator")
+"""Namespace and name of the Lease by which agents agree on the one that allocates LoadBalancer addresses."""
+
 PRIMARY = "primary"
 """In `nodeport_addresses`: the node's own address of each family."""
 
@@ -86,6 +92,9 @@ class Settings(msgspec.Struct, frozen=True):
     `other_proxies` is WAIT or IGNORE. `take_over_after` is for how long a proxy that the cluster does not know of must
     be silent until it counts as ended.
 
+    `allocate_load_balancer_ips`: whether this agent may be the one that gives Services of `load_balancer_classes`
+    addresses of `load_balancer_ip_ranges`.
+
     `pod_weights`: whether Pods with the label `kroute.io/weight` are watched. `network_policies`: whether
     NetworkPolicies are enforced; all Pods, Namespaces and policies are watched then. Only with it count
     `policy_cuts_connections`, whether connections end that policies do not allow any more, `policy_default_deny`,
@@ -117,6 +126,8 @@ class Settings(msgspec.Struct, frozen=True):
     service_cidrs: tuple[str, ...] = ()
     external_ip_ranges: tuple[str, ...] = ()
     load_balancer_ip_ranges: tuple[str, ...] = ()
+    allocate_load_balancer_ips: bool = False
+    load_balancer_classes: tuple[str, ...] = (NO_CLASS, "kroute.io", "kube-router")
     strict_external_ips: bool = False
     external_ips_on_node_addresses: bool = False
     node_address_ranges: tuple[str, ...] = ()

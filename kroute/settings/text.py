@@ -25,7 +25,8 @@ _LONGEST_TIMEOUT = (1 << 31) // 1000
 INTERFACE_NAME_LIMIT = 15  # IFNAMSIZ less the closing NUL
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
 _PERCENTAGE = re.compile(r"(\d+(?:\.\d+)?) ?%")
-_LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_CLASS = re.compile(rf"(?:[a-z0-9][-a-z0-9.]{{0,252}}/)?{LABEL_VALUE.pattern}")
 _BIND_ADDRESS = re.compile(r"(?:\[(?P<ip6>[^\]]+)\]|(?P<ip4>[^\[\]:]*)):(?P<port>\d{1,5})")
 _USER = re.compile(r"(?<=//)[^/@]*@")
 _PAIR = re.compile(r"(?P<source>[^/]+(?:/\d+)?):(?P<destination>[^/]+(?:/\d+)?)")
@@ -96,9 +97,18 @@ def parse_nodeport_addresses(text: str) -> tuple[str, ...]:
 
 def parse_proxy_name(text: str) -> str:
     """Read a label's value (`metadata.labels` in the API: 1 to 63 characters, no space)."""
-    if not _LABEL_VALUE.fullmatch(text):
+    if not LABEL_VALUE.fullmatch(text):
         raise ValueError(f"{text!r} is not a label value: 1 to 63 letters, digits, '-', '_' and '.', no space")
     return text
+
+
+def parse_load_balancer_classes(text: str) -> tuple[str, ...]:
+    """Read values of `loadBalancerClass`, separated by commas: names with or without a prefix (`example.com/name`)."""
+    classes = tuple(dict.fromkeys(_elements(text)))
+    for name in classes:
+        if not _CLASS.fullmatch(name):
+            raise ValueError(f"{name!r} is not a loadBalancerClass: write a name like example.com/internal, or default")
+    return classes
 
 
 def parse_servers(text: str) -> tuple[str, ...]:
@@ -254,6 +264,7 @@ FLAG_NAMES = {
     "service_cidrs": "service-cidr",
     "external_ip_ranges": "external-ip-range",
     "load_balancer_ip_ranges": "loadbalancer-ip-range",
+    "load_balancer_classes": "loadbalancer-class",
     "node_address_ranges": "node-address-range",
     "cluster_cidrs": "cluster-cidr",
     "masquerade_exemptions": "masquerade-exempt",

@@ -69,6 +69,12 @@ _WEIGHT = rf"(?:zone|node)/[A-Za-z0-9._-]{{1,{LONGEST_NAME}}}\s*=\s*{numbers(0, 
 _AFTER = rf"after \s*{_seconds(AFTER.start, AFTER.stop - 1)}"
 _HOLD = rf"hold \s*{_seconds(HOLD.start, HOLD.stop - 1)}"
 
+_OCTET_OF_ADDRESS = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_ADDRESS4 = rf"{_OCTET_OF_ADDRESS}(?:\.{_OCTET_OF_ADDRESS}){{3}}"
+_GROUP = "[0-9A-Fa-f]{1,4}"
+_SHORTENED = "|".join(f"(?:{_GROUP}:){{1,{before}}}(?::{_GROUP}){{1,{7 - before}}}" for before in range(1, 7))
+_ADDRESS6 = f"(?:(?:{_GROUP}:){{7}}{_GROUP}|{_SHORTENED}|(?:{_GROUP}:){{1,7}}:|:(?::{_GROUP}){{1,7}}|::)"
+
 VALUES = {
     "scheduler": _words(SCHEDULERS),
     "scheduler-flags": f"{_flags('sh')}|{_flags('mh')}",
@@ -85,6 +91,8 @@ VALUES = {
     "advertise-cluster-ip": _SWITCH,
     "advertise-external-ip": _SWITCH,
     "advertise-loadbalancer-ip": _SWITCH,
+    "load-balancer-ips": rf"{_ADDRESS4}(?:\s*,\s*{_ADDRESS6})?|{_ADDRESS6}(?:\s*,\s*{_ADDRESS4})?",
+    "share-load-balancer-ip": "[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
     "director-weight": "endpoints|equal",
 }
 """What a value of each annotation may be, without the white space around it."""

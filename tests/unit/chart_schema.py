@@ -37,6 +37,7 @@ _DURATION = r"(([0-9]+h)?([0-9]+m)?[0-9]+(\.[0-9]+)?s?|([0-9]+h)?[0-9]+m|[0-9]+h
 ELEMENTS = {
     "ASN[,ASN]": "[0-9]{1,10}",
     "CIDR[,CIDR]": _CIDR,
+    "CLASS[,CLASS]": r"([a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
     "CIDR[,CIDR]|primary": rf"({_CIDR}|[Pp][Rr][Ii][Mm][Aa][Rr][Yy])",
     "DURATION": _DURATION,
     "FLAG[,FLAG]|none": "[a-z0-9-]+",

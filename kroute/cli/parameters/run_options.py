@@ -18,6 +18,7 @@ from kroute.cli.parameters.config_file import read_config
 from kroute.cli.parameters.options import (
     ASNS,
     BIND_ADDRESS,
+    CLASSES,
     CONNTRACK_TIMEOUT,
     DEFAULT_FLAGS,
     DIRECTORY,
@@ -155,6 +156,16 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting("--external-ip-range", NETWORKS, "The only networks that external IPs may be in."),
         Setting("--loadbalancer-ip-range", NETWORKS, "The only networks that LoadBalancer addresses may be in."),
+        Setting(
+            "--allocate-load-balancer-ips",
+            None,
+            "Give Services of type LoadBalancer addresses of that range; of all agents that may, one does so.",
+        ),
+        Setting(
+            "--loadbalancer-class",
+            CLASSES,
+            "With it, for which loadBalancerClass of Services; default: for those without one, too.",
+        ),
         Setting(
             "--strict-external-ips",
             None,
@@ -388,6 +399,8 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
     """The settings from the values of these options. Raises UsageError if they contradict each other."""
     if values["manifests"] and (values["kubeconfig"] or values["master"]):
         raise click.UsageError("--manifests cannot be used with --kubeconfig or --master: give one source")
+    if values["allocate_load_balancer_ips"] and (values["manifests"] or not values["load_balancer_ip_ranges"]):
+        raise click.UsageError("--allocate-load-balancer-ips needs an API server and --loadbalancer-ip-range")
     if values["resync_period"] < 1:
         raise click.UsageError("--resync-period must be at least 1s")
     if values["direct_return"] and values["direct_return_mark"] == values["masquerade_mark"]:

@@ -11,7 +11,7 @@ from typing import Literal
 from kroute.model.objects import WEIGHT
 from kroute.model.plan import Problem, shortened
 from kroute.model.steps import Steps
-from kroute.planning.features import announcing, direct_return, ejection, slow_start, source_ranges
+from kroute.planning.features import announcing, asked_addresses, direct_return, ejection, slow_start, source_ranges
 from kroute.planning.features.step import FeatureStep, PlanInputs
 from kroute.planning.features.weights import rule, text
 from kroute.planning.options import DIRECTOR_WEIGHT, ORDINARY, PREFIX, Annotation, Options
@@ -23,6 +23,7 @@ ANNOTATIONS: tuple[Annotation, ...] = (
     *ejection.ANNOTATIONS,
     *direct_return.ANNOTATIONS,
     *announcing.ANNOTATIONS,
+    *asked_addresses.ANNOTATIONS,
     DIRECTOR_WEIGHT,
 )
 """Every annotation of a Service that kroute reads, in the order of application."""

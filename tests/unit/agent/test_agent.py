@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,6 +21,8 @@ from kroute.reconcile import broadcaster
 from kroute.reconcile.broadcaster import Subscription
 from kroute.runtime.source import ObjectSource
 from kroute.telemetry.loop_watch import LoopWatch
+from kroute.watchers.kubernetes.api import Api
+from tests.apiserver import ApiServer
 from tests.builders import (
     LISTED,
     NODE_IPV4,
@@ -253,6 +256,19 @@ async def test_network_policies_are_written_without_services_and_services_planne
 
 async def test_nothing_is_loaded_for_network_policies_where_they_are_not_enforced() -> None:
     assert new_agent(None, "nftables")._controllers.optional.network_policy is None
+
+
+@pytest.mark.parametrize(("is_set", "has_api"), [(False, True), (True, False), (True, True)])
+async def test_only_an_agent_that_may_has_an_allocator(*, is_set: bool, has_api: bool, tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        kubeconfig = server.kubeconfig(tmp_path / "kubeconfig")
+        given = settings(firewall="iptables", kubeconfig=kubeconfig, allocate_load_balancer_ips=is_set)
+        async with await Api.open(given) as api:
+            source = ObjectSource(nothing, api if has_api else None)
+            interfaces = NodeInterfaces(frozenset({NODE_IPV4}), (NODE_IPV4,))
+            choice = Choice("iptables", "the test says so")
+            agent = Agent(given, interfaces, FakeNodeKernel.of(FakeKernel()), choice, source, LoopWatch())
+            assert (agent._allocator() is not None) == (is_set and has_api)
 
 
 @pytest.mark.parametrize(("is_set", "rules"), [(False, 0), (True, 2)])

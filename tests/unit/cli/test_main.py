@@ -123,6 +123,7 @@ def test_lists_in_the_file_are_several_values(started: list[Settings], tmp_path:
         (["run", "--policy-default-deny"], "--policy-default-deny needs --network-policies"),
         (["run", "--policy-cuts-connections"], "--policy-cuts-connections needs --network-policies"),
         (["run", "--policy-log"], "--policy-log needs --network-policies"),
+        (["plan", "--allocate-load-balancer-ips"], "needs an API server and --loadbalancer-ip-range"),
         (["check", "--resync-period", "0s"], "--resync-period must be at least 1s"),
         (["plan", "--direct-return", "--masquerade-mark", "0x4"], "must be different bits"),
         (["frobnicate"], "No such command"),

@@ -28,7 +28,14 @@ ACCEPTED: dict[str, tuple[list[str], dict[str, object]]] = {
     "run-router": (["--run-router"], {}),
     "run-firewall": (["--run-firewall=true"], {}),
     "cache-sync-timeout": (["--cache-sync-timeout=60s"], {}),
-    "run-loadbalancer": (["--run-loadbalancer=false"], {}),
+    "run-loadbalancer": (
+        ["--run-loadbalancer", "--loadbalancer-ip-range=192.0.2.0/24"],
+        {"allocate_load_balancer_ips": True},
+    ),
+    "loadbalancer-default-class": (
+        ["--loadbalancer-default-class=false"],
+        {"load_balancer_classes": ("kube-router",)},
+    ),
     "advertise-cluster-ip": (["--advertise-cluster-ip=true"], {"advertise_cluster_ip": True}),
     "peer-router-ips": (
         ["--peer-router-ips=192.0.2.1,192.0.2.2", "--peer-router-asns=65000,65000"],
@@ -50,7 +57,6 @@ ACCEPTED: dict[str, tuple[list[str], dict[str, object]]] = {
 REFUSED: dict[str, tuple[str, str]] = {
     "run-service-proxy": ("=false", "leave this out here"),
     "run-router": ("=perhaps", "'perhaps' is neither true nor false"),
-    "run-loadbalancer": ("", "keep kube-router --run-service-proxy=false"),
     "enable-ipv4": ("=false", "--node-ip says which"),
     "hairpin-mode": ("=often", "'often' is neither true nor false"),
     "cleanup-config": ("", "`kroute cleanup`"),
@@ -67,7 +73,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "overlay-type": ("=full", "kroute connects no pods"),
     "peer-router-passwords": ("=eA==", "--peer-passwords"),
     "gobgp-admin-port": ("=50052", "BIRD"),
-    "loadbalancer-sync-period": ("=2m", "allocates no LoadBalancer addresses"),
+    "loadbalancer-sync-period": ("=2m", "leave this out"),
     "iptables-sync-period": ("=6m", "network policies"),
 }
 """Refused flags, with the value and the text that the error must contain."""

@@ -44,6 +44,8 @@ AT_ITS_LIMITS = {
     "kroute.io/advertise-cluster-ip": "on",
     "kroute.io/advertise-external-ip": "on",
     "kroute.io/advertise-loadbalancer-ip": "on",
+    "kroute.io/load-balancer-ips": "192.0.2.1," * 20_000,
+    "kroute.io/share-load-balancer-ip": "x" * 200_000,
     "kroute.io/director-weight": "endpoints",
 }
 ATTEMPTS = 3

@@ -27,6 +27,7 @@ UNUSED = (
     *("kroute.kernel.packet_log", "kroute.inspect.refusals", "kroute.telemetry.policy_log"),
     *("kroute.controllers.direct_return", "kroute.kernel.pods", "kroute.kernel.net.steering"),
     *("kroute.controllers.announcing", "kroute.kernel.bird", "kroute.model.speaker", "kroute.planning.bgp"),
+    *("kroute.agent.allocator", "kroute.planning.address_allocation"),
 )
 """Some that an agent may come to use, and some that it never does."""
 OF_KUBECONFIGS = ("yaml", "kroute.watchers.kubernetes.authentication.kubeconfig", "kroute.watchers.yaml_text")

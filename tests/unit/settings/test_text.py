@@ -48,6 +48,18 @@ def test_a_bad_network_is_named(text: str) -> None:
         settings_text.parse_networks(f"10.0.0.0/8,{text}")
 
 
+def test_load_balancer_classes_are_names_with_or_without_a_prefix() -> None:
+    read = settings_text.parse_load_balancer_classes
+    assert read("default, kroute.io,example.com/Internal_vip,default") == (
+        "default",
+        "kroute.io",
+        "example.com/Internal_vip",
+    )
+    for text in ("a/b/c", "/b", "example.com/", "-a", "a!", "a" * 64):
+        with pytest.raises(ValueError, match="is not a loadBalancerClass"):
+            read(text)
+
+
 def test_node_addresses_are_at_most_one_a_family() -> None:
     assert settings_text.parse_node_ips("192.168.123.250,fd00:0::1") == ("192.168.123.250", "fd00::1")
     with pytest.raises(ValueError, match="at most one IPv4 and one IPv6"):
