@@ -9,7 +9,7 @@ import msgspec
 from kroute.checks.finding import Finding, failed, ok, warning
 from kroute.model.kinds import NODES, WATCHED, WatchedKind, watched
 from kroute.model.objects import List, Node
-from kroute.settings import Settings
+from kroute.settings import ALLOCATOR_LEASE, Settings
 from kroute.settings.text import without_user
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.decoding import read_answer
@@ -19,11 +19,19 @@ REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Permission(NamedTuple):
-    """One verb on one resource in all namespaces, in the words of an RBAC rule."""
+    """One verb on one resource in all namespaces, or in one, in the words of an access review."""
 
     verb: str
     group: str
     resource: str
+    subresource: str = ""
+    namespace: str = ""
+    name: str = ""
+
+    @property
+    def rule(self) -> tuple[str, str, str]:
+        """API group, resource and verb as an RBAC rule has them."""
+        return self.group, "/".join(filter(None, (self.resource, self.subresource))), self.verb
 
 
 class _ReviewStatus(msgspec.Struct):
@@ -36,6 +44,15 @@ class _Review(msgspec.Struct):
 
 SERVICE_CIDRS = Permission("list", "networking.k8s.io", "servicecidrs")
 """What an agent does without where it is not allowed."""
+
+
+_LEASES = Permission("create", "coordination.k8s.io", "leases", namespace=ALLOCATOR_LEASE[0])
+ALLOCATOR = (
+    Permission("patch", "", "services", "status"),
+    _LEASES,
+    *(_LEASES._replace(verb=verb, name=ALLOCATOR_LEASE[1]) for verb in ("get", "update")),
+)
+"""What an agent needs in addition that may allocate LoadBalancer addresses."""
 
 
 def needed(kinds: Iterable[WatchedKind] = WATCHED) -> list[Permission]:
@@ -84,7 +101,7 @@ async def check_api(settings: Settings) -> tuple[list[Finding], Known]:
             findings = [ok(API, f"{without_user(api.server)} answers"), *_others(await api.faults()), clocks]
         except ApiError as error:
             return [failed(API, str(error), RENEW if error.status == UNAUTHORIZED else _LOOK)], NOTHING_KNOWN
-        findings += await _permissions(api, watched(settings))
+        findings += await _permissions(api, settings)
         return findings, await _node(api, settings.node_name)
 
 
@@ -105,15 +122,18 @@ def compare_clocks(theirs: float, before: float, after: float) -> Finding:
     return warning(CLOCK, message, "synchronize both (chrony, systemd-timesyncd): certificates and Events go by them")
 
 
-async def _permissions(api: Api, kinds: Iterable[WatchedKind]) -> list[Finding]:
+async def _permissions(api: Api, settings: Settings) -> list[Finding]:
+    wanted = (*needed(watched(settings)), SERVICE_CIDRS, *(ALLOCATOR if settings.allocate_load_balancer_ips else ()))
     try:
-        missing = [row for row in (*needed(kinds), SERVICE_CIDRS) if not await _is_allowed(api, row)]
+        missing = [row for row in wanted if not await _is_allowed(api, row)]
     except ApiError as error:
         message = f"the API server does not say what kroute may do: {error}"
         return [failed(RBAC, message, "bind the ClusterRole system:basic-user to the service account")]
     findings = []
-    for verb, group, resource in missing:
-        next_step = f'allow the verb {verb} on {resource} of API group "{group}" in the ClusterRole kroute (deploy/)'
+    for permission in missing:
+        group, resource, verb = permission.rule
+        role = "Role" if permission.namespace else "ClusterRole"
+        next_step = f'allow the verb {verb} on {resource} of API group "{group}" in the {role} kroute (deploy/)'
         findings.append(failed(RBAC, f"kroute may not {verb} {resource}", next_step))
     return findings or [ok(RBAC, "kroute may do all that it needs")]
 

@@ -63,6 +63,7 @@ FORMS = [
         ["10.0.0.0/8", "10.0.0.1", "fd00::/8,10.244.0.0/16", "::/0", "10.0.0.0/8 fd00::/64", "::ffff:10.0.0.0/104"],
         ["10.0.0.0/33", "256.0.0.0/8", "10.0.0/8", "nodes", "fd00/8", "fd00::/129", "10.0.0.0/8;fd00::/8"],
     ),
+    ("CLASS[,CLASS]", ["default", "default,example.com/internal-vip"], ["a b;c", "example.com/", "-a", "A/b"]),
     ("CIDR[,CIDR]|primary", ["primary", "192.0.2.0/24"], ["secondary", "192.0.2.0/40"]),
     ("DURATION", ["30s", "5m", "1h30m", "0", "1h", "2"], ["30 s", "five", "30ms", "-1s", ""]),
     ("FLAG[,FLAG]|none", ["none", "sh-port,sh-fallback", "mh-port"], ["sh_port", "sh-port;mh-port"]),
@@ -135,6 +136,7 @@ def test_the_objects_are_those_of_kustomize(name: str, values: dict[str, Any]) -
         ("admission", {"admission": True}),
         ("pod-weights", {"settings": {"pod-weights": True}}),
         ("network-policies", {"settings": {"network-policies": True}}),
+        ("load-balancer-addresses", {"settings": {"allocate-load-balancer-ips": True}}),
         ("direct-return", {"settings": {"direct-return": True}}),
     ],
 )

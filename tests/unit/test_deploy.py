@@ -91,6 +91,19 @@ class TestRights:
         needed = {(it.group, it.resource, it.verb) for it in [*api_checks.needed(kinds), api_checks.SERVICE_CIDRS]}
         assert granted(the("ClusterRole", with_component(setting.replace("_", "-"), tmp_path))) == needed
 
+    def test_of_an_agent_that_may_allocate_addresses(self, tmp_path: Path) -> None:
+        objects = with_component("load-balancer-addresses", tmp_path)
+        base = render(KUSTOMIZE / "base")
+        added = {kind: granted(the(kind, objects)) - granted(the(kind, base)) for kind in ("ClusterRole", "Role")}
+        in_all, in_one = (
+            {it.rule for it in api_checks.ALLOCATOR if bool(it.namespace) == one} for one in (False, True)
+        )
+        assert added == {"ClusterRole": in_all, "Role": in_one}
+        named = [it for it in the("Role", objects)["rules"] if it["apiGroups"] == ["coordination.k8s.io"]]
+        assert {(it.get("resourceNames", [""])[0], verb) for it in named for verb in it["verbs"]} == {
+            (it.name, it.verb) for it in api_checks.ALLOCATOR if it.namespace
+        }
+
     def test_of_a_director(self) -> None:
         kinds: tuple[WatchedKind, ...] = wiring.watched("app=web")
         needed = {(it.group, it.resource, it.verb) for it in [*api_checks.needed(kinds), api_checks.SERVICE_CIDRS]}

@@ -48,6 +48,24 @@ async def test_each_missing_verb_is_named_with_its_resource(permission: api_chec
     assert f'of API group "{permission.group}"' in failure.next_step
 
 
+@pytest.mark.parametrize("permission", api_checks.ALLOCATOR, ids=lambda it: " ".join(it.rule))
+async def test_only_an_agent_that_may_allocate_addresses_needs_the_rights_for_that(
+    permission: api_checks.Permission, tmp_path: Path
+) -> None:
+    group, resource, verb = permission.rule
+    async with ApiServer(token="secret") as server:
+        server.access.forbid(verb, resource)
+        without = settings_for(server, tmp_path)
+        for settings, is_missing in (
+            (without, False),
+            (msgspec.structs.replace(without, allocate_load_balancer_ips=True), True),
+        ):
+            findings, _ = await api_checks.check_api(settings)
+            failures = [finding for finding in findings if finding.level is Level.FAIL]
+            assert [it.message for it in failures] == [f"kroute may not {verb} {resource}"] * is_missing
+            assert all(f'API group "{group}"' in it.next_step for it in failures)
+
+
 async def test_with_all_verbs_nothing_is_missing_and_the_node_is_found(tmp_path: Path) -> None:
     async with ApiServer() as server:
         server.apply({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "node1"}, "spec": {}, "status": {}})
