@@ -46,8 +46,12 @@ class ApiServer:
 
     def kubectl(self, *arguments: str, content: str = "") -> subprocess.CompletedProcess[str]:
         """Run kubectl with this content as its standard input."""
+        return self.run(*self._kubectl, *arguments, content=content)
+
+    def run(self, *words: str, content: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a program where the API server can be reached."""
         return subprocess.run(
-            [*self._enter, *self._kubectl, *arguments],
+            [*self._enter, *words],
             input=content,
             capture_output=True,
             text=True,
