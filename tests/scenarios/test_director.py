@@ -23,6 +23,8 @@ from tests.lab.objects import Object
 from tests.lab.patience import TURN, CountedTime
 
 IPV4, IPV6 = VIPS = ("192.168.123.201", "fd00:192:168:123::201")
+BALANCED = ("192.168.123.208", "fd00:192:168:123::208")
+BALANCED_RANGE = ("--loadbalancer-ip-range", ",".join(BALANCED))
 CLUSTER_IPS = ("10.254.0.80", "fd00:10:254::80")
 RANGES = ("--external-ip-range", "192.168.123.0/24,10.254.0.0/16,fd00::/16")
 """What is in them is refused for a better reason."""
@@ -101,8 +103,9 @@ async def pods(nodes: tuple[Node, ...]) -> list[Pod]:
 
 
 async def agents(nodes: tuple[Node, ...], kubeconfig: Path) -> None:
+    allocate = ("--allocate-load-balancer-ips", *BALANCED_RANGE)
     for node in nodes:
-        await node.kroute("run", "--kubeconfig", str(kubeconfig), "--node-name", node.name)
+        await node.kroute("run", "--kubeconfig", str(kubeconfig), "--node-name", node.name, *allocate)
     for node in nodes:
         await node.processes[0].ready()
 
@@ -139,8 +142,8 @@ def web_service(annotations: dict[str, str] | None = None, **spec: object) -> Ob
     return item
 
 
-def has_vips(machine: DirectorMachine) -> None:
-    assert all(map(machine.has, VIPS))
+def has_vips(machine: DirectorMachine, vips: tuple[str, ...] = VIPS) -> None:
+    assert all(map(machine.has, vips))
 
 
 def key_of(vip: str) -> str:
@@ -163,8 +166,12 @@ def weights_are(machine: DirectorMachine, expected: dict[str, int], vip: str = I
 def all_nodes_take_calls(machine: DirectorMachine) -> None:
     """Assert that no check of a node has failed last: the first one counts at once, and may be too early."""
     for vip in VIPS:
-        assert (found := weights(machine, vip))
-        assert all(found.values()), found
+        takes_calls(machine, vip)
+
+
+def takes_calls(machine: DirectorMachine, vip: str) -> None:
+    assert (found := weights(machine, vip))
+    assert all(found.values()), found
 
 
 async def status_of(machine: DirectorMachine) -> tuple[int, list[inspected.StatusProblem]]:
@@ -219,6 +226,19 @@ async def test_s9_a_node_that_calls_the_vip_is_answered_on_the_node(stage: Stage
             for node in stage.nodes:
                 assert sum((await node.spread(vip, 8080, 3)).values()) == 3
             assert not capture.packets(destination=vip)
+
+
+async def test_an_address_that_an_agent_allocates_is_served_by_the_director(stage: Stage) -> None:
+    director = stage.machines[0]
+    await director.start(*QUICK, *BALANCED_RANGE)
+    stage.api.apply(web_service(type="LoadBalancer"))
+    await eventually(lambda: has_vips(director, BALANCED))
+    for vip in BALANCED:
+        await eventually(partial(takes_calls, director, vip))
+        with Capture(director.host) as capture:
+            assert sum((await stage.client.spread(vip, 8080, 9)).values()) == 9
+            assert capture.packets(destination=vip)
+            assert not capture.packets(source=vip), "replies of the nodes came by the director"
 
 
 async def test_policy_local_directs_to_nodes_with_endpoints_weighed_by_their_number(stage: Stage) -> None:
