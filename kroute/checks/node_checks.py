@@ -6,6 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from kroute.checks import preflight
+from kroute.checks.bird_checks import check_bird
 from kroute.checks.finding import Finding, Level, failed, ok, warning
 from kroute.checks.neighbours import calico_traces, check_calico, check_host_firewall, check_marks, uses_of_marks
 from kroute.checks.other_proxies import Trace, leftovers
@@ -42,7 +43,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     failing = {failure.check for failure in failures}
     findings = [*failures, *(ok(check, sentence) for check, sentence in fulfilled.items() if check not in failing)]
     findings += [*check_state_directory(settings.state_dir), *await check_scheduler(settings.usual_scheduler)]
-    findings += await check_direct_return(settings, ipv6=ipv6)
+    findings += [*await check_direct_return(settings, ipv6=ipv6), *await check_bird(settings)]
     circumstances = Circumstances(modules.kernel_version(), ipv6, settings.strict_arp)
     findings += check_sysctls(Sysctls(settings.proc_sys), circumstances, node_rows(settings))
     if failures or choice is None:
