@@ -214,7 +214,8 @@ def print_explanations(found: ExplanationList, screen: Screen) -> None:
 def _print_explanation(found: Explanation, screen: Screen) -> None:
     """Print one explanation, from the address to the clients."""
     screen.line(str(found.key), bold=True)
-    lines = (("Service", _service(found)), ("address", _address(found)), ("route", _route(found)))
+    lines = [("Service", _service(found)), ("address", _address(found)), ("route", _route(found))]
+    lines += [("routers", found.routers)] if found.routers else []
     for name, text in (*lines, *_real_servers(found)):
         screen.line(f"{name:<10}{text}", hang=10 if name else 14)
     _print_verdicts(found, screen)

@@ -126,7 +126,7 @@ class Explanation(View):
     leads to the address. `is_steered`: the address is on no link, and direct return delivers its packets. `frontend`
     is the Service's, with its endpoints. `verdicts` are by the kernel's state. `differences` are sentences about
     deviations from the plan. `scheduler` is the kernel's. `scheduler_reason` says what has chosen it; it is
-    empty if the plan has another one.
+    empty if the plan has another one. `routers` says what these learn; it is empty if nothing is announced.
     """
 
     protocol: str
@@ -144,6 +144,7 @@ class Explanation(View):
     problems: list[str]
     is_steered: bool = False
     scheduler_reason: str = ""
+    routers: str = ""
 
     @property
     def key(self) -> VirtualServerKey:
@@ -215,6 +216,7 @@ async def explain(
         differences=differences,
         problems=known.problems,
         is_steered=applied.is_steered,
+        routers=known.learned.get(key.address, ""),
         scheduler_reason=view.scheduler_reason if view is not None and view.scheduler == scheduler else "",
     )
 

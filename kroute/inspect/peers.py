@@ -1,6 +1,6 @@
 """What the agent knows of BGP peers and announces, as its socket answers: `kroute show peers`, `kroute show routes`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -93,6 +93,21 @@ def routes_of(announcing: "Announcing") -> RouteList:
         for address in sorted(desired.desired_keys() | announced)
     ]
     return RouteList(items, announcing.plan.withdraws if announcing.plan is not None else "")
+
+
+def learned(announcing: "Announcing | None", addresses: Iterable[str]) -> dict[str, str]:
+    """What routers learn of these addresses; nothing if the agent announces none."""
+    return {address: _learned(announcing, address) for address in addresses} if announcing is not None else {}
+
+
+def _learned(announcing: "Announcing", address: str) -> str:
+    if address in announcing.announced:
+        return "learn it from this node"
+    if announcing.desired.desired(address) is None:
+        return "do not learn it from this node: it is not announced, or no ready endpoint is here"
+    if announcing.plan is not None and announcing.plan.withdraws:
+        return f"do not learn it from this node: {announcing.plan.withdraws}"
+    return "do not learn it yet: it is not live here, or BIRD has not been told (kroute show peers)"
 
 
 def answers_about(announcing: "Announcing | None") -> Mapping[str, Answer]:

@@ -19,8 +19,9 @@ SERVICE, FRONTEND = "service", "frontend"
 class PlannedState(msgspec.Struct):
     """The planned state. `service` is empty if no Service has the address and port of the question.
 
-    `direct_vips` are on no link of the node, since pods answer from them. `entries` are those of the Service, of the
-    node, and of every Service with the same VIP: the rules may look up any of them.
+    `direct_vips` are on no link, since pods answer from them. `learned` says what routers learn of addresses, if any is
+    announced. `entries` are those of the Service, of the node, and of every Service with the same VIP: the rules may
+    look up any of them.
     """
 
     node: NodeFacts
@@ -31,6 +32,7 @@ class PlannedState(msgspec.Struct):
     entries: list[SetEntry]
     problems: list[str]
     direct_vips: list[str] = []
+    learned: dict[str, str] = {}
 
 
 def decode(answer: bytes) -> PlannedState | None:

@@ -34,7 +34,9 @@ def answers_of(parts: AgentParts) -> Mapping[str, Answer]:
     async def service(about: str) -> bytes:
         found = await planned_state.of_service(catalog, broadcaster, ObjectKey.parse(about))
         if found is not None:
-            found.problems += controllers.ejected([server.key for server in found.virtual_servers])
+            keys = [server.key for server in found.virtual_servers]
+            found.problems += controllers.ejected(keys)
+            found.learned = peers.learned(controllers.optional.announcing, {key.address for key in keys})
         return msgspec.json.encode(found)
 
     async def frontend(about: str) -> bytes:
@@ -42,6 +44,7 @@ def answers_of(parts: AgentParts) -> Mapping[str, Answer]:
         key = planned_state.read_key(about)
         found = await planned_state.of_frontend(catalog, broadcaster, key)
         found.problems += controllers.ejected([key])
+        found.learned = peers.learned(controllers.optional.announcing, [key.address])
         return msgspec.json.encode(found)
 
     return {

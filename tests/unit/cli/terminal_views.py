@@ -115,6 +115,7 @@ JUDGEMENTS = [
 ]
 EXPLANATION = Explanation(
     *("TCP", IPV6, 80, "agent", "default/web", FRONTEND, True, RouteView(True, "kube-ipvs0", "fd00::1"), "wrr"),
+    routers="do not learn it from this node: it is cordoned",
     real_servers=[RealServerView(IPV6, 8080, 1, 1234567, 4)],
     verdicts=[
         Verdict(Client("this node", "fd00::1", ""), Fate.SERVED, "no rule is against it", "masqueraded (by the mark)"),

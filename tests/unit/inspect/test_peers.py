@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from kroute.inspect import peers
-from kroute.inspect.peers import AnnouncementView, PeerView, answers_about, peers_of, routes_of
+from kroute.inspect.peers import AnnouncementView, PeerView, answers_about, learned, peers_of, routes_of
 from kroute.inspect.status import routing_problems
 from kroute.kernel.bird import Session
 from kroute.model.objects import Applied
@@ -50,6 +50,22 @@ async def test_routes_are_shown_with_their_services(tmp_path: Path) -> None:
     assert ([route.is_announced for route in found.items], found.withdraws) == ([False, False], "it is cordoned")
     reasons = {problem.reason for problem in routing_problems([], await peers_of(announcing_of(node)))}
     assert reasons == {"NodeWithdraws", "PeerDown"}
+
+
+async def test_explain_has_what_routers_learn_of_an_address(tmp_path: Path) -> None:
+    inside = serving("inside", 3, "10.96.0.3", ())
+    node = await started(tmp_path, serving("web", 1), inside)
+    announcing = announcing_of(node)
+    assert learned(announcing, [VIP]) == {VIP: "learn it from this node"}
+    assert "it is not announced" in learned(announcing, ["10.96.0.3"])["10.96.0.3"]
+    announcing.take_changes([Applied(own_node("node.kubernetes.io/unschedulable"))])
+    await node.settle()
+    assert learned(announcing, [VIP]) == {VIP: "do not learn it from this node: it is cordoned"}
+    announcing.take_changes([Applied(own_node())])
+    node.bird.away = True
+    await node.settle()
+    assert "do not learn it yet" in learned(announcing, [VIP])[VIP]
+    assert learned(None, [VIP]) == {}
 
 
 async def test_the_socket_has_both_answers_and_none_where_nothing_is_announced(tmp_path: Path) -> None:
