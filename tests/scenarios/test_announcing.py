@@ -12,12 +12,12 @@ from typing import NamedTuple
 from kroute.base.wording import host_port
 from tests.lab import objects
 from tests.lab.answers import ask_json
-from tests.lab.bird import BirdProcess
 from tests.lab.cluster import Cluster
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.feed import feed_for
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
+from tests.lab.routers import BirdProcess
 from tests.lab.topology import CLIENT, NODES
 from tests.scenarios.conftest import FAMILIES
 
