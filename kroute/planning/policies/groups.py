@@ -117,8 +117,10 @@ class Group:
         touched, self._touched, before = self._touched, set(), self._elements
         if touched is None:
             touched, self._elements = (yield from self._apply_rules(moved)), {}
-        added, removed = ([list[PortElement]() for _ in self.key.parts] for _ in range(2))
-        fresh, same = dict[str | Identity | None, Decided](), dict[Decided, Decided]()
+        added: list[list[PortElement]] = [[] for _ in self.key.parts]
+        removed: list[list[PortElement]] = [[] for _ in self.key.parts]
+        fresh: dict[str | Identity | None, Decided] = {}
+        same: dict[Decided, Decided] = {}
         verdicts, nothing = self._verdicts, ((),) * len(self.key.parts)
         for part in parts(touched, verdicts.units):
             for network in part:

@@ -144,10 +144,8 @@ class Peers:
         self._moved: dict[str, Identity | None] = {}
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self._pods: dict[ObjectKey, PodFacts] = {}
-        self._owners: dict[str, ObjectKey] = {}
-        """The pod that has each address."""
-        self._rivals: dict[str, list[ObjectKey]] = {}
-        """Further pods with an address."""
+        self._pods_at: dict[str, tuple[ObjectKey, ...]] = {}
+        """The pods with each address; the last one has it."""
         self._identities: dict[str, dict[PodKind, Identity]] = {}
         """By namespace."""
         self._selections: dict[str, dict[PeerSelector, Selection]] = {}
@@ -159,7 +157,7 @@ class Peers:
 
     def owner(self, network: str) -> ObjectKey | None:
         """The pod that has this address."""
-        return self._owners.get(network)
+        return self._pods_at[network][-1] if network in self._pods_at else None
 
     def labels_of(self, namespace: str) -> Mapping[str, str] | None:
         """The labels of a Namespace; None if it is not known."""
@@ -230,26 +228,15 @@ class Peers:
         for identity in selection.members:
             identity.selections.discard(selection)
 
-    def _rank(self, network: str, changed: ObjectKey) -> PodFacts | None:
-        """Find whose address this is, after the change of a pod."""
-        keys = {changed, *self._rivals.pop(network, ())}
-        if network in self._owners:
-            keys.add(self._owners.pop(network))
-        pods = [(key, self._pods[key]) for key in keys if key in self._pods]
-        ranked = sorted([(facts.rank, key) for key, facts in pods if network in facts.networks])
-        if not ranked:
-            return None
-        *rivals, self._owners[network] = [key for _, key in ranked]
-        if rivals:
-            self._rivals[network] = rivals
-        return self._pods[self._owners[network]]
-
     def _settle(self, network: str, changed: ObjectKey) -> Steps[None]:
-        """Find whose address this is, after the change of a pod, and what that changes."""
-        owner = self._rank(network, changed)
+        """Find whose address this is, after the change of a pod."""
+        known = {*self._pods_at.pop(network, ()), changed} & self._pods.keys()
+        ranked = sorted([(self._pods[key].rank, key) for key in known if network in self._pods[key].networks])
         before, after = self.at.pop(network, None), None
         self.local.pop(network, None)
-        if owner is not None:
+        if ranked:
+            self._pods_at[network] = tuple([key for _, key in ranked])
+            owner = self._pods[ranked[-1][1]]
             after = self.at[network] = yield from self._identity(owner.kind)
             if owner.is_local:
                 self.local[network] = after
