@@ -28,7 +28,7 @@ class Group:
     """The pods that the same policies of a tier select in one direction.
 
     What is said of a network is decided from the rules alone, and again whenever a pod with the address enters or
-    leaves one of the selections.
+    leaves one of the selections. Where no rule has a block, it is the same for all pods of an Identity.
     """
 
     def __init__(self, key: GroupKey) -> None:
