@@ -1,8 +1,8 @@
 """Give Services of type LoadBalancer their addresses: of the agents with `--allocate-load-balancer-ips`, one does so.
 
-The agents elect it by a Lease. It works in passes. A pass reads the Lease, lists all Services as they are now, plans
-(`kroute.planning.address_allocation`), notes in the Lease what it will write, and writes the status of the Services.
-Each write carries the version that was read, so it is refused (409) if the object has changed.
+The agents elect it by a Lease. It works in passes. A pass reads the Lease, lists all Services as they are, and plans
+(`kroute.planning.address_allocation`). For some Services at a time it notes in the Lease what it will write, and writes
+their status. Each write carries the version that was read, so it is refused (409) if the object has changed.
 
 No address is given twice, also by a former holder that stood still, or whose requests arrive late:
 
@@ -14,6 +14,7 @@ No address is given twice, also by a former holder that stood still, or whose re
 """
 
 import asyncio
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -47,9 +48,9 @@ LEASE = LeaseSettings(*ALLOCATOR_LEASE, duration=30, renew_deadline=20.0, retry_
 NOTE = "kroute.io/assigning"
 """The annotation of the Lease with the notes."""
 MOST_WRITES = 64
-"""Services whose status one pass writes. Their notes take 20 KiB of the Lease."""
+"""Services whose status is written between two writes of notes. Their notes take 20 KiB of the Lease."""
 PAUSE, PAUSES = 1.0, 10
-"""Seconds between two passes at least, and as a multiple of the time that the one before took."""
+"""Seconds between two passes at least, and as a multiple of the time that the one before took to list and plan."""
 UNMET = 60.0
 """Seconds until a pass is made again because of a Service that has a problem."""
 PAGE, SMALLEST_PAGE, MOST_PAGES = 500, 5, 20_000
@@ -89,6 +90,7 @@ class Allocator:
         self._due = asyncio.Event()
         self._balanced: set[ObjectKey] = set()
         self._page = PAGE
+        self._pause = PAUSE
         self.election = Election(
             self._lock,
             self._identity,
@@ -125,6 +127,7 @@ class Allocator:
 
         Raises ApiError, and DecodeError if the API server or the Lease says something else than it should.
         """
+        began = time.monotonic()
         lease = await self._lock.read()
         if lease.spec.holder_identity != self._identity:
             return True
@@ -133,17 +136,20 @@ class Allocator:
         open_notes = {note.uid: note for note in noted if now.get(note.uid) == note.version}
         reserved = {uid: note.addresses for uid, note in open_notes.items()}
         plan = await in_turns(allocating(services, reserved, self._settings, self._refusal))
-        noted_first = sorted(plan.assignments, key=lambda it: it.service.metadata.uid not in open_notes)
-        writes = noted_first[:MOST_WRITES]  # so the notes do not grow while writes are refused
-        if not await self._write_notes(lease, tuple(_notes(writes, open_notes))):
-            return False
+        self._pause = max(PAUSE, PAUSES * (time.monotonic() - began))
         for key, problem in plan.problems:
             self._recorder.report(key, problem)
-        is_written = [await self._write(assignment) for assignment in writes]
-        return not plan.problems and all(is_written) and len(writes) == len(plan.assignments)
+        noted_first = sorted(plan.assignments, key=lambda it: it.service.metadata.uid not in open_notes)
+        for first in range(0, max(len(noted_first), 1), MOST_WRITES):  # without writes notes may be to be dropped
+            writes = noted_first[first : first + MOST_WRITES]
+            known = await self._write_notes(lease, tuple(_notes(writes, open_notes)))
+            if known is None or not all([await self._write(assignment) for assignment in writes]):
+                return False
+            lease = known
+        return not plan.problems
 
     async def _allocate(self) -> None:
-        clock, backoff = asyncio.get_running_loop().time, Backoff(PAUSE, UNMET)
+        backoff = Backoff(PAUSE, UNMET)
         longest: float | None = None
         while True:
             with suppress(TimeoutError):
@@ -153,7 +159,6 @@ class Allocator:
             longest = None
             if self.election.role is not LeaseRole.ACTIVE:
                 continue
-            began = clock()
             try:
                 longest = None if await self.pass_once() else UNMET
                 backoff.reset()
@@ -162,7 +167,7 @@ class Allocator:
                     raise
                 log.warning("allocator.failed", error=str(error), next_step="trying again")
                 longest = backoff.delay()
-            await asyncio.sleep(max(PAUSE, PAUSES * (clock() - began)))
+            await asyncio.sleep(self._pause)
 
     def _concerns(self, change: Change) -> bool:
         match change:
@@ -208,23 +213,20 @@ class Allocator:
             query["continue"] = page.metadata.token
         raise ApiError(0, "", f"the list of Services has more than {MOST_PAGES} pages")
 
-    async def _write_notes(self, lease: Lease, notes: tuple[Note, ...]) -> bool:
-        """Note in the Lease what may be written from now on. Returns False if another agent may have written it."""
+    async def _write_notes(self, lease: Lease, notes: tuple[Note, ...]) -> Lease | None:
+        """Note in the Lease what may be written from now on. Returns None if another agent may have written it."""
         if notes_in(lease) == notes:
-            return True
+            return lease
         text = msgspec.json.encode(notes).decode()
         term = _term(lease)
-        while True:
+        while _term(lease) == term:
             try:
-                await self._lock.update(lease.annotated(NOTE, text), lease.spec)
+                return await self._lock.update(lease.annotated(NOTE, text), lease.spec)
             except ApiError as error:
                 if error.status != 409:
                     raise
-            else:
-                return True
-            lease = await self._lock.read()
-            if _term(lease) != term:  # else this agent has renewed it meanwhile
-                return False
+            lease = await self._lock.read()  # this agent may have renewed it
+        return None
 
     async def _write(self, assignment: Assignment) -> bool:
         """Write the status of a Service. Returns whether it has its addresses, or is not what it was any more."""
