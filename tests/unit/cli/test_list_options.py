@@ -17,6 +17,7 @@ ELEMENTS = {
     "--masquerade-exempt": ("10.0.0.0/8:10.1.0.0/16", "fd00::/64:fd00:1::/64"),
     "--scheduler-flags": ("sh-port", "mh-port"),
     "--selector": ("app=web", "tier in (a,b)"),
+    "--loadbalancer-class": ("example.com/internal", "default"),
 }
 """Two elements of each option whose elements are not networks."""
 PARALLEL = {"--peer-router-ips", "--peer-router-asns", "--peer-router-ports"}
