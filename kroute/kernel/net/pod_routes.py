@@ -1,0 +1,373 @@
+"""Routes to the pods of other nodes, in table main, and the tunnels that some of them go through.
+
+A route of ours has a metric of its own, which is great. So it stands beside another program's route to the same
+network, and that one wins. The kernel deletes routes of IPv4 with the link that they go by, and sends no event.
+
+A tunnel is a link for one other node: the kernel takes from it what that node's address has sent, and from nobody else.
+So no stranger puts packets into the pods' network. What a tunnel is follows from its name, so one that is to be another
+is another link. The kernel gives it the MTU of the interface towards the node, less the outer headers.
+
+A tunnel with a port carries its packets in UDP, with the header of GUE (as kube-router's `--overlay-encap=fou`), and
+the kernel has to be told to take such packets at that port: `ports`, `set_port`. (The numbers are those of
+include/uapi/linux/if_tunnel.h, fou.h and if_link.h.)
+"""
+
+import errno
+import re
+import socket
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import NamedTuple, TypeAlias
+
+from kroute.kernel.errors import Change, Failure, none_if_refused, raise_refusal
+from kroute.kernel.net.links import encode_delete_link, encode_no_link_local, set_link
+from kroute.kernel.netlink.client import GENERIC_HEADER, NetlinkClient, find_family, generic_message
+from kroute.kernel.netlink.message import (
+    NLM_F_CREATE,
+    NLM_F_DUMP,
+    NLM_F_EXCL,
+    NLM_F_REPLACE,
+    address_family,
+    attribute,
+    attributes,
+    be16,
+    message,
+    nested,
+    number_in,
+    pack_address,
+    text,
+    to_be16,
+    to_text,
+    to_u16,
+    u8,
+    u16,
+    u32,
+    unpack_address,
+)
+from kroute.kernel.netlink.netlink_socket import NETLINK_GENERIC, NETLINK_ROUTE
+from kroute.kernel.netlink.rtnetlink import (
+    IFF_UP,
+    IFLA_IFNAME,
+    IFLA_INFO_KIND,
+    IFLA_LINKINFO,
+    LINK_HEADER,
+    ROUTE_HEADER,
+    RT_SCOPE_LINK,
+    RTA_DST,
+    RTA_GATEWAY,
+    RTA_OIF,
+    RTA_PREFSRC,
+    RTA_PRIORITY,
+    RTA_TABLE,
+    RTM_DELROUTE,
+    RTM_GETLINK,
+    RTM_GETROUTE,
+    RTM_NEWLINK,
+    RTM_NEWROUTE,
+    RTN_UNICAST,
+)
+from kroute.kernel.pods.pod_network import (
+    CONF_RP_FILTER,
+    IFLA_INFO_DATA,
+    IFLA_IPTUN_FLAGS,
+    IFLA_IPTUN_LOCAL,
+    IFLA_IPTUN_PROTO,
+    IFLA_MTU,
+    IP6_TNL_F_IGN_ENCAP_LIMIT,
+    LOOSE,
+    RT_TABLE_MAIN,
+    encode_conf,
+)
+
+PROTOCOL = 108
+"""What our routes name as their origin (`proto` of ip-route)."""
+METRIC = 2048
+"""Greater than those that programs and the kernel give by themselves."""
+GUE_OVERHEAD = 12
+"""Bytes of the headers of UDP and GUE."""
+OVERHEAD = {socket.AF_INET: 20, socket.AF_INET6: 40}
+"""Bytes of the outer header."""
+
+IFLA_IPTUN_REMOTE, IFLA_IPTUN_ENCAP_TYPE, IFLA_IPTUN_ENCAP_FLAGS, IFLA_IPTUN_ENCAP_DPORT = 3, 15, 16, 18
+TUNNEL_ENCAP_GUE, TUNNEL_ENCAP_FLAG_CSUM6 = 2, 2
+FOU, FOU_CMD_ADD, FOU_CMD_DEL, FOU_CMD_GET = "fou", 1, 2, 3
+FOU_ATTR_PORT, FOU_ATTR_AF, FOU_ATTR_TYPE, FOU_ENCAP_GUE = 1, 2, 4, 2
+
+_KINDS = {socket.AF_INET: ("ipip", socket.IPPROTO_IPIP), socket.AF_INET6: ("ip6tnl", socket.IPPROTO_IPV6)}
+_NAME = re.compile(r"kroute-[0-9a-f]{8}")
+
+
+class Tunnel(NamedTuple):
+    """A tunnel to another node. `port` is that of UDP; 0: packets are in IP alone."""
+
+    local: str
+    remote: str
+    port: int = 0
+    is_up: bool = True
+
+    @property
+    def link(self) -> str:
+        """The name of its link."""
+        return f"kroute-{sha256(f'{self.local} {self.remote} {self.port}'.encode()).hexdigest()[:8]}"
+
+
+class PodRoute(NamedTuple):
+    """A route to pods of another node: by the node itself, or through the tunnel with this link.
+
+    `source` is that of what this node sends; "" if the kernel chooses.
+    """
+
+    source: str
+    gateway: str = ""
+    link: str = ""
+
+
+class SetPodRoute(Change, frozen=True):
+    """Make a route, or with `replaces` change ours. Refused: EEXIST if there is one of this metric already."""
+
+    words = "set the route to the pods in {change.network}"
+
+    network: str
+    route: PodRoute
+    replaces: bool = False
+
+
+class DeletePodRoute(Change, frozen=True):
+    """Delete our route."""
+
+    words = "delete the route to the pods in {change.network}"
+
+    network: str
+
+
+class MakeTunnel(Change, frozen=True):
+    """Make a tunnel, or set up one that is there. Refused: EEXIST if another program has one between these ends."""
+
+    words = "make the tunnel to {change.tunnel.remote}"
+
+    tunnel: Tunnel
+
+
+class DeleteTunnel(Change, frozen=True):
+    """Delete a tunnel, with the routes through it."""
+
+    words = "delete the tunnel {change.link}"
+
+    link: str
+
+
+PodRouteChange: TypeAlias = SetPodRoute | DeletePodRoute | MakeTunnel | DeleteTunnel
+
+
+def is_tunnel(link: str) -> bool:
+    """Whether a link has the name of one of our tunnels."""
+    return _NAME.fullmatch(link) is not None
+
+
+class PodRoutes(NetlinkClient):
+    """The routes and tunnels of the calling process's network namespace. All raise KernelError."""
+
+    protocol = NETLINK_ROUTE
+
+    async def routes(self) -> dict[str, PodRoute]:
+        """Our routes, by network."""
+        names = dict(socket.if_nameindex())
+        found: dict[str, PodRoute] = {}
+        for family in _KINDS:
+            header = ROUTE_HEADER.pack(family, 0, 0, 0, RT_TABLE_MAIN, PROTOCOL, 0, RTN_UNICAST, 0)
+            query = message(RTM_GETROUTE, NLM_F_DUMP, header)
+            parsed = await self.netlink.request(query, lambda payload: _parse_route(payload, names))
+            found.update(parsed)  # a kernel without IPv6 answers with those of IPv4 again
+        return found
+
+    async def tunnels(self) -> dict[str, Tunnel]:
+        """Our tunnels, by the names of their links."""
+        found: dict[str, Tunnel] = {}
+        for kind, _ in _KINDS.values():
+            header = LINK_HEADER.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+            info = nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, kind))
+            found.update(await self.netlink.request(message(RTM_GETLINK, NLM_F_DUMP, header + info), _parse_tunnel))
+        return found
+
+    async def mtu(self, interfaces: Iterable[str]) -> int | None:
+        """The smallest MTU of these interfaces; None if none of them exists."""
+        found: list[int] = []
+        for name in interfaces:
+            query = message(RTM_GETLINK, 0, LINK_HEADER.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + text(IFLA_IFNAME, name))
+            found += await none_if_refused(self.netlink.request(query, _parse_mtu), errno.ENODEV) or ()
+        return min(found, default=None)
+
+    async def write(self, changes: Sequence[PodRouteChange]) -> list[Failure[PodRouteChange]]:
+        """Make the changes: tunnels, then routes, then what is deleted. A deletion of what is gone is no failure."""
+        made = [change for change in changes if isinstance(change, MakeTunnel)]
+        failures = await self._make(made)
+        indexes = {name: index for index, name in socket.if_nameindex()}
+        routes = [change for change in changes if isinstance(change, SetPodRoute)]
+        without_link = [change for change in routes if change.route.link and change.route.link not in indexes]
+        failures += [Failure(change, errno.ENODEV) for change in without_link]
+        routes = [change for change in routes if change not in without_link]
+        failures += await self.write_each(routes, lambda change: _set_route(change, indexes.get(change.route.link, 0)))
+        gone = [change for change in changes if isinstance(change, DeletePodRoute)]
+        failures += await self.write_each(gone, lambda change: _delete_route(change.network), {errno.ESRCH})
+        left = [change for change in changes if isinstance(change, DeleteTunnel) and change.link in indexes]
+        failures += await self.write_each(left, lambda it: encode_delete_link(indexes[it.link]), {errno.ENODEV})
+        return failures
+
+    async def _make(self, changes: Sequence[MakeTunnel]) -> list[Failure[PodRouteChange]]:
+        """Make tunnels: down at first, since their links take some settings only when they exist."""
+        refused = await self.write_each(changes, lambda change: _create(change.tunnel))
+        refusals = {failure.change: failure for failure in refused}
+        present = {name: index for index, name in socket.if_nameindex()}
+        failures: list[Failure[PodRouteChange]] = []
+        settings: list[bytes] = []
+        for change in changes:
+            index = present.get(change.tunnel.link)
+            if index is None:
+                failures.append(Failure(change, refusals[change].errno if change in refusals else errno.ENODEV))
+                continue
+            settings += [encode_no_link_local(index), encode_conf(index, CONF_RP_FILTER, LOOSE)]
+            settings.append(set_link(index, flags=IFF_UP))
+        refused_settings = await self.netlink.transact(settings)
+        tolerated = {errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.ENODEV}  # a kernel without IPv6; deleted meanwhile
+        raise_refusal(refused_settings, "set up tunnels to other nodes", "trying again", tolerated)
+        return failures
+
+
+class GuePorts(NetlinkClient):
+    """The ports at which the kernel takes packets out of UDP."""
+
+    protocol = NETLINK_GENERIC
+
+    async def ports(self) -> set[tuple[int, int]]:
+        """The families and ports of GUE. Raises KernelError: the kernel has no FOU."""
+        family = await find_family(self.netlink, FOU)
+        query = message(family, NLM_F_DUMP, GENERIC_HEADER.pack(FOU_CMD_GET, 1, 0))
+        return set(await self.netlink.request(query, _parse_port))
+
+    async def set_port(self, family: int, port: int, *, is_wanted: bool) -> None:
+        """Have the kernel take packets at this port, or not. Raises KernelError: another program has the port."""
+        kind = await find_family(self.netlink, FOU)
+        body = be16(FOU_ATTR_PORT, port) + u8(FOU_ATTR_AF, family)
+        if is_wanted:
+            body += u8(FOU_ATTR_TYPE, FOU_ENCAP_GUE)
+        refused = await self.netlink.transact(
+            [generic_message(kind, 0, FOU_CMD_ADD if is_wanted else FOU_CMD_DEL, body)]
+        )
+        what = f"{'take' if is_wanted else 'stop taking'} packets of tunnels at UDP port {port}"
+        raise_refusal(refused, what, "see --overlay-encap-port", () if is_wanted else {errno.ENOENT, errno.EINVAL})
+
+
+class PodNetworkKernel:
+    """What connects pods: routes, tunnels and ports of tunnels. No socket stays open between two calls.
+
+    All raise KernelError.
+    """
+
+    async def read(self) -> tuple[dict[str, PodRoute], dict[str, Tunnel]]:
+        """Our routes by network, and our tunnels by link."""
+        async with PodRoutes() as client:
+            return await client.routes(), await client.tunnels()
+
+    async def mtu(self, interfaces: Collection[str]) -> int | None:
+        """The smallest MTU of these interfaces; None if none of them exists."""
+        async with PodRoutes() as client:
+            return await client.mtu(interfaces)
+
+    async def write(self, changes: Sequence[PodRouteChange]) -> list[Failure[PodRouteChange]]:
+        """Make the changes; returns those that the kernel refused."""
+        async with PodRoutes() as client:
+            return await client.write(changes)
+
+    async def ports(self) -> set[tuple[int, int]]:
+        """The families and ports at which the kernel takes packets of tunnels out of UDP."""
+        async with GuePorts() as client:
+            return await client.ports()
+
+    async def set_port(self, family: int, port: int, *, is_wanted: bool) -> None:
+        """Have the kernel take packets of tunnels at this port, or not."""
+        async with GuePorts() as client:
+            await client.set_port(family, port, is_wanted=is_wanted)
+
+
+def _set_route(change: SetPodRoute, index: int) -> bytes:
+    flags = NLM_F_CREATE | (NLM_F_REPLACE if change.replaces else NLM_F_EXCL)
+    route = change.route
+    scope = RT_SCOPE_LINK if index and ":" not in change.network else 0
+    body = _destination(change.network, scope) + attribute(RTA_PREFSRC, pack_address(route.source))
+    if route.gateway:
+        body += attribute(RTA_GATEWAY, pack_address(route.gateway))
+    if index:
+        body += u32(RTA_OIF, index)
+    return message(RTM_NEWROUTE, flags, body)
+
+
+def _delete_route(network: str) -> bytes:
+    return message(RTM_DELROUTE, 0, _destination(network, 0))
+
+
+def _destination(network: str, scope: int) -> bytes:
+    """What our route to a network has at least."""
+    address, _, length = network.partition("/")
+    header = ROUTE_HEADER.pack(
+        address_family(address), int(length), 0, 0, RT_TABLE_MAIN, PROTOCOL, scope, RTN_UNICAST, 0
+    )
+    return header + attribute(RTA_DST, pack_address(address)) + u32(RTA_PRIORITY, METRIC)
+
+
+def _parse_route(payload: bytes, names: Mapping[int, str]) -> tuple[str, PodRoute] | None:
+    _, length, _, _, table, protocol, _, kind, _ = ROUTE_HEADER.unpack_from(payload)
+    found = attributes(payload, ROUTE_HEADER.size)
+    table = number_in(found, RTA_TABLE, table)
+    if (table, protocol, kind) != (RT_TABLE_MAIN, PROTOCOL, RTN_UNICAST) or RTA_DST not in found:
+        return None
+    if number_in(found, RTA_PRIORITY) != METRIC:
+        return None
+    source = unpack_address(found[RTA_PREFSRC]) if RTA_PREFSRC in found else ""
+    if RTA_GATEWAY in found:
+        route = PodRoute(source, gateway=unpack_address(found[RTA_GATEWAY]))
+    else:
+        route = PodRoute(source, link=names.get(number_in(found, RTA_OIF), ""))
+    return f"{unpack_address(found[RTA_DST])}/{length}", route
+
+
+def _create(tunnel: Tunnel) -> bytes:
+    family = address_family(tunnel.remote)
+    kind, protocol = _KINDS[family]
+    data = attribute(IFLA_IPTUN_LOCAL, pack_address(tunnel.local))
+    data += attribute(IFLA_IPTUN_REMOTE, pack_address(tunnel.remote)) + u8(IFLA_IPTUN_PROTO, protocol)
+    if family == socket.AF_INET6:
+        data += u32(IFLA_IPTUN_FLAGS, IP6_TNL_F_IGN_ENCAP_LIMIT)
+    if tunnel.port:
+        flags = TUNNEL_ENCAP_FLAG_CSUM6 if family == socket.AF_INET6 else 0  # without, an IPv6 receiver drops them
+        data += u16(IFLA_IPTUN_ENCAP_TYPE, TUNNEL_ENCAP_GUE) + u16(IFLA_IPTUN_ENCAP_FLAGS, flags)
+        data += be16(IFLA_IPTUN_ENCAP_DPORT, tunnel.port)
+    info = nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, kind), nested(IFLA_INFO_DATA, data))
+    header = LINK_HEADER.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+    return message(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, header + text(IFLA_IFNAME, tunnel.link) + info)
+
+
+def _parse_tunnel(payload: bytes) -> tuple[str, Tunnel] | None:
+    flags = LINK_HEADER.unpack_from(payload)[3]
+    found = attributes(payload, LINK_HEADER.size)
+    name = to_text(found.get(IFLA_IFNAME, b""))
+    info = attributes(found.get(IFLA_LINKINFO, b""))
+    if not is_tunnel(name) or to_text(info.get(IFLA_INFO_KIND, b"")) not in {kind for kind, _ in _KINDS.values()}:
+        return None
+    data = attributes(info.get(IFLA_INFO_DATA, b""))
+    local, remote = (data.get(kind, b"") for kind in (IFLA_IPTUN_LOCAL, IFLA_IPTUN_REMOTE))
+    if len(local) not in {4, 16} or len(remote) not in {4, 16}:
+        return name, Tunnel("", "", 0, is_up=False)
+    is_gue = IFLA_IPTUN_ENCAP_TYPE in data and to_u16(data[IFLA_IPTUN_ENCAP_TYPE]) == TUNNEL_ENCAP_GUE
+    port = to_be16(data[IFLA_IPTUN_ENCAP_DPORT]) if is_gue and IFLA_IPTUN_ENCAP_DPORT in data else 0
+    return name, Tunnel(unpack_address(local), unpack_address(remote), port, bool(flags & IFF_UP))
+
+
+def _parse_mtu(payload: bytes) -> int:
+    return number_in(attributes(payload, LINK_HEADER.size), IFLA_MTU)
+
+
+def _parse_port(payload: bytes) -> tuple[int, int] | None:
+    found = attributes(payload, GENERIC_HEADER.size)
+    if found.get(FOU_ATTR_TYPE) != bytes([FOU_ENCAP_GUE]) or FOU_ATTR_PORT not in found:
+        return None
+    return found.get(FOU_ATTR_AF, b"\0")[0], to_be16(found[FOU_ATTR_PORT])

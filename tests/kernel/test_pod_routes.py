@@ -1,0 +1,114 @@
+"""The kernel's routes to pods of other nodes and its tunnels, on a real kernel."""
+
+import errno
+from socket import AF_INET, AF_INET6
+
+import pytest
+
+from kroute.kernel import modules
+from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.net.pod_routes import (
+    DeletePodRoute,
+    DeleteTunnel,
+    MakeTunnel,
+    PodNetworkKernel,
+    PodRoute,
+    SetPodRoute,
+    Tunnel,
+)
+from tests.kernel.nodes import run, uplink
+
+NODE, NODE6 = "192.168.9.1", "fd99::1"
+PODS, PODS6 = "10.244.2.0/24", "fd00:244:2::/64"
+PEER, PEER6 = "192.168.9.5", "fd99::5"
+ABROAD, ABROAD6 = "192.168.77.5", "fd77::5"
+
+
+@pytest.fixture
+def kernel(namespace: None) -> PodNetworkKernel:
+    uplink(f"{NODE}/24", f"{NODE6}/64 nodad")
+    run("ip route add default via 192.168.9.254")
+    run("ip route add fd77::/64 via fd99::fe")
+    return PodNetworkKernel()
+
+
+async def test_routes_by_another_node_are_read_back_changed_and_deleted(kernel: PodNetworkKernel) -> None:
+    routes = {PODS: PodRoute(NODE, gateway=PEER), PODS6: PodRoute(NODE6, gateway=PEER6)}
+    assert await kernel.write([SetPodRoute(*it) for it in routes.items()]) == []
+    assert (await kernel.read())[0] == routes
+    again = [SetPodRoute(*it) for it in routes.items()]
+    assert await kernel.write(again) == [Failure(it, errno.EEXIST) for it in again]
+    other = {PODS: PodRoute(NODE, gateway="192.168.9.6"), PODS6: PodRoute(NODE6, gateway="fd99::6")}
+    assert await kernel.write([SetPodRoute(*it, replaces=True) for it in other.items()]) == []
+    assert (await kernel.read())[0] == other
+    for _ in range(2):
+        assert await kernel.write([DeletePodRoute(PODS), DeletePodRoute(PODS6)]) == []
+        assert (await kernel.read())[0] == {}
+
+
+async def test_routes_of_other_programs_stay_and_win(kernel: PodNetworkKernel) -> None:
+    run(f"ip route add {PODS} via 192.168.9.9")
+    run(f"ip route add {PODS6} via fd99::9")
+    ours = [SetPodRoute(PODS, PodRoute(NODE, PEER)), SetPodRoute(PODS6, PodRoute(NODE6, PEER6))]
+    assert await kernel.write(ours) == []
+    assert "via 192.168.9.9" in run("ip route get 10.244.2.7")
+    assert "via fd99::9" in run("ip route get fd00:244:2::7")
+    for _ in range(2):
+        assert await kernel.write([DeletePodRoute(PODS), DeletePodRoute(PODS6)]) == []
+    assert "via 192.168.9.9" in run("ip route get 10.244.2.7")
+    assert "via fd99::9" in run("ip route get fd00:244:2::7")
+
+
+@pytest.mark.parametrize("port", [0, 5555])
+async def test_tunnels_are_made_read_back_and_routed_through(kernel: PodNetworkKernel, port: int) -> None:
+    """Debian's User Mode Linux has no tunnels in UDP, and refuses them."""
+    assert await modules.load(["ipip", "ip6_tunnel"]) == []
+    tunnels = [Tunnel(NODE, ABROAD, port), Tunnel(NODE6, ABROAD6, port)]
+    if port and modules.kernel_version() == (6, 1):
+        refused = await kernel.write(list(map(MakeTunnel, tunnels)))
+        assert [it.errno for it in refused] == [errno.EINVAL] * 2
+        return
+    routes = {PODS: PodRoute(NODE, link=tunnels[0].link), PODS6: PodRoute(NODE6, link=tunnels[1].link)}
+    changes = [*(SetPodRoute(*it) for it in routes.items()), *map(MakeTunnel, tunnels)]
+    assert await kernel.write(changes) == []
+    assert await kernel.read() == (routes, {it.link: it for it in tunnels})
+    assert f"dev {tunnels[0].link} src {NODE}" in run("ip route get 10.244.2.7")
+    assert f"dev {tunnels[1].link} " in run("ip route get fd00:244:2::7")
+    assert await kernel.mtu([tunnels[0].link]) == 1500 - 20 - (12 if port else 0)
+    assert await kernel.mtu([tunnels[1].link]) == 1500 - 40 - (12 if port else 0)
+    assert "inet6" not in run(f"ip address show {tunnels[1].link}")
+    run(f"ip link set {tunnels[0].link} down")
+    routes_after, tunnels_after = await kernel.read()
+    assert tunnels_after[tunnels[0].link] == tunnels[0]._replace(is_up=False)
+    assert list(routes_after) == [PODS6], "the kernel has deleted the route of IPv4 with its link"
+    assert await kernel.write([MakeTunnel(tunnels[0]), SetPodRoute(PODS, routes[PODS])]) == []
+    assert await kernel.read() == (routes, {it.link: it for it in tunnels})
+    assert await kernel.write([DeleteTunnel(it.link) for it in tunnels]) == []
+    assert await kernel.read() == ({}, {})
+
+
+async def test_a_tunnel_of_another_program_between_the_same_ends_is_refused(kernel: PodNetworkKernel) -> None:
+    assert await modules.load(["ipip"]) == []
+    run(f"ip link add theirs type ipip local {NODE} remote {ABROAD}")
+    mine = MakeTunnel(Tunnel(NODE, ABROAD))
+    assert await kernel.write([mine]) == [Failure(mine, errno.EEXIST)]
+    assert (await kernel.read())[1] == {}
+
+
+async def test_ports_of_udp_come_and_go(kernel: PodNetworkKernel) -> None:
+    assert await modules.load(["fou", "fou6"]) == []
+    assert await kernel.ports() == set()
+    for family in (AF_INET, AF_INET6):
+        await kernel.set_port(family, 5555, is_wanted=True)
+    assert await kernel.ports() == {(AF_INET, 5555), (AF_INET6, 5555)}
+    with pytest.raises(KernelError, match="--overlay-encap-port"):
+        await kernel.set_port(AF_INET, 5555, is_wanted=True)
+    await kernel.set_port(AF_INET, 5555, is_wanted=False)
+    await kernel.set_port(AF_INET, 5555, is_wanted=False)
+    assert await kernel.ports() == {(AF_INET6, 5555)}
+
+
+async def test_the_smallest_mtu_counts(kernel: PodNetworkKernel) -> None:
+    run("ip link set lo mtu 1400")
+    assert await kernel.mtu(["e0", "lo", "absent"]) == 1400
+    assert await kernel.mtu(["absent"]) is None
