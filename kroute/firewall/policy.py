@@ -31,6 +31,11 @@ def local_pods_interface(settings: Settings) -> str | None:
     return None
 
 
+def pods_masqueraded(settings: Settings, family: Family) -> list[str]:
+    """The networks of this family whose pods call what is outside of them with their node's address."""
+    return [cidr for cidr in settings.cluster_cidrs if family_of(cidr) is family] if settings.masquerades_pods else []
+
+
 def exemptions_of(settings: Settings, family: Family) -> list[Exemption]:
     """The exemptions of this family (`--masquerade-exempt`)."""
     return [exemption for exemption in settings.masquerade_exemptions if family_of(exemption.source) is family]

@@ -22,6 +22,7 @@ class NodeInterfaces(NamedTuple):
 
     The rest is what the node needs: `gateways` are the next hops of its routes, `subnet_edges` the network and
     broadcast addresses of its subnets, whose routes a VIP would replace, and `dns_servers` those of its resolver.
+    `on_links` has each interface with its addresses of global scope, as ADDRESS/LENGTH.
     """
 
     own: frozenset[str] = frozenset()
@@ -29,6 +30,7 @@ class NodeInterfaces(NamedTuple):
     gateways: frozenset[str] = frozenset()
     subnet_edges: frozenset[str] = frozenset()
     dns_servers: frozenset[str] = frozenset()
+    on_links: frozenset[tuple[str, str]] = frozenset()
 
 
 class ApiFacts(msgspec.Struct, frozen=True):
@@ -67,6 +69,12 @@ class NodeFacts(msgspec.Struct, frozen=True):
     def without_needs(self) -> Self:
         """The same without what only the admission of addresses reads, so that the rules do not depend on that."""
         return msgspec.structs.replace(self, interfaces=NodeInterfaces(self.own), api=NO_API)
+
+    @property
+    def of_pod_network(self) -> Self:
+        """The same without what the routes to pods change themselves."""
+        rest = self.interfaces._replace(gateways=frozenset(), subnet_edges=frozenset())
+        return msgspec.structs.replace(self, interfaces=rest)
 
     @property
     def needed(self) -> frozenset[str]:

@@ -292,7 +292,8 @@ class NodePlan(msgspec.Struct, frozen=True, gc=False):
     """What the rules need to know of the node itself, independent of Services.
 
     It passes the same stages as the plans of Services. No Service can have its `key`, since the namespace is empty.
-    `generation` counts together with the generations of all other plans.
+    `generation` counts together with the generations of all other plans. `whole` has the facts on which the routes to
+    pods of other nodes depend; None where kroute does not connect pods.
     """
 
     key: ClassVar[ObjectKey] = ObjectKey("", "this node")
@@ -303,6 +304,7 @@ class NodePlan(msgspec.Struct, frozen=True, gc=False):
     generation: int = 0
     set_entries: tuple[SetEntry, ...] = ()
     problems: tuple[Problem, ...] = ()
+    whole: NodeFacts | None = None
 
     def same_as(self, other: "NodePlan") -> bool:
         """Whether both are equal apart from their generations."""

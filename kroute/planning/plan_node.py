@@ -15,7 +15,8 @@ def plan_node(settings: Settings, node: NodeFacts, known: Iterable[Problem] = ()
     """Plan the node itself. `known` is what is wrong with its Node object."""
     problems = [*known]
     entries = {SetEntry(AddressSet.POD_NETWORK, (each,)) for each in _pod_networks(settings, node, problems)}
-    return NodePlan(node.without_needs, set_entries=tuple(sorted(entries)), problems=tuple(problems))
+    whole = node.of_pod_network if settings.pod_network else None
+    return NodePlan(node.without_needs, set_entries=tuple(sorted(entries)), problems=tuple(problems), whole=whole)
 
 
 def node_problems(node: Node | None, settings: Settings) -> list[Problem]:

@@ -24,6 +24,13 @@ FIREWALLS = (AUTO, "nftables", "iptables")
 SCHEDULER_CHOICES = (AUTO, *SCHEDULERS)
 """The values of `scheduler`; AUTO is `rr`, and `wrr` for a Service for which weights count."""
 
+OVERLAYS = OFF, SUBNET, FULL = "off", "subnet", "full"
+"""Which pods of other nodes are reached by tunnels: none, those of nodes in other subnets, all."""
+ENCAPSULATIONS = IPIP, FOU = "ipip", "fou"
+"""How packets travel in tunnels, by kube-router's names: in IP, or in UDP."""
+KEEP, MASQUERADE = "keep", "masquerade"
+"""With which address pods call what is outside of their networks: with their own, or with their node's."""
+
 WAIT, IGNORE = "wait", "ignore"
 """What to do while another service proxy is at work on the node, by `--other-proxies`."""
 
@@ -102,6 +109,10 @@ class Settings(msgspec.Struct, frozen=True):
     packets are logged, by way of `policy_log_group` of nfnetlink_log. Its default is that of no program known, and the
     port of `own_bind_address`.
 
+    `pod_network`: whether this node's pods get addresses from its `podCIDRs` and reach those of other nodes. Only with
+    it count `overlay` (OVERLAYS), `overlay_encap` (ENCAPSULATIONS), `pod_egress` (KEEP or MASQUERADE), and where the
+    configuration of CNI is.
+
     `max_virtual_servers` and `max_backends` bound what one Service may ask for; the latter counts the real servers and
     source ranges of all its virtual servers together.
 
@@ -166,6 +177,12 @@ class Settings(msgspec.Struct, frozen=True):
     bfd_multiplier: int = 3
     withdraw_grace: float = 2.0
     bird_directory: Path = Path("/run/bird")
+    pod_network: bool = False
+    overlay: str = SUBNET
+    overlay_encap: str = IPIP
+    overlay_encap_port: int = 5555
+    pod_egress: str = MASQUERADE
+    cni_directory: Path = Path("/etc/cni/net.d")
     masquerade_all: bool = False
     detect_local_mode: str = "ClusterCIDR"
     cluster_cidrs: tuple[str, ...] = ()
@@ -213,6 +230,21 @@ class Settings(msgspec.Struct, frozen=True):
     def refusals_logged_to(self) -> int | None:
         """The group of nfnetlink_log for what network policies refuse; None: that is not logged."""
         return self.policy_log_group if self.network_policies and self.policy_log else None
+
+    @property
+    def cni_file(self) -> Path:
+        """The configuration of CNI that kroute writes."""
+        return self.cni_directory / "10-kroute.conflist"
+
+    @property
+    def tunnel_port(self) -> int:
+        """The port of UDP by which packets travel between nodes; 0: they do not."""
+        return self.overlay_encap_port if self.overlay != OFF and self.overlay_encap == FOU else 0
+
+    @property
+    def masquerades_pods(self) -> bool:
+        """Whether pods call what is outside of their networks with their node's address."""
+        return self.pod_network and self.pod_egress == MASQUERADE
 
     @property
     def bird_socket(self) -> Path:

@@ -218,7 +218,12 @@ def node_interfaces(
     own = frozenset(address.address for address in addresses if not address.tentative)
     on_links = [address for address in addresses if address.scope == "global"]
     edges = {edge for address in on_links for edge in subnet_edges(address.address, address.prefix_length)}
-    return NodeInterfaces(own, default_addresses(addresses, source_towards), subnet_edges=frozenset(edges - own))
+    return NodeInterfaces(
+        own,
+        default_addresses(addresses, source_towards),
+        subnet_edges=frozenset(edges - own),
+        on_links=frozenset((it.interface, f"{it.address}/{it.prefix_length}") for it in on_links if not it.tentative),
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -28,7 +28,13 @@ from kroute.firewall import reasons
 from kroute.firewall.iptables.address_sets import set_name
 from kroute.firewall.iptables.packet_trace import trace_packet
 from kroute.firewall.packet_trace import Hook, Packet, Rules, TraceResult
-from kroute.firewall.policy import are_local_pods_known, exemptions_of, local_pods_interface, translated_source
+from kroute.firewall.policy import (
+    are_local_pods_known,
+    exemptions_of,
+    local_pods_interface,
+    pods_masqueraded,
+    translated_source,
+)
 from kroute.firewall.sets import LOOKED_UP, SERVED, SERVED_EVERYWHERE, SHAPES, ElementPart, End, Sets
 from kroute.kernel.iptables.rule import WITHOUT_SYN, comment
 from kroute.kernel.iptables.xtables import TableRules
@@ -113,6 +119,12 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
     mark = f"{settings.masquerade_mark:#x}"
     address = translated_source(settings, family, node)
     translation = f"-j SNAT --to-source {address}" if address is not None else "-j MASQUERADE"
+    from_pods = pods_masqueraded(settings, family)
+    egress = [
+        *(f"-d {pods} {comment(reasons.TO_PODS)} -j RETURN" for pods in from_pods),
+        *_exemptions(settings, family),
+        f"{comment(reasons.POD_EGRESS)} {translation} --random-fully",
+    ]
     return TableRules(
         "nat",
         chains={
@@ -134,6 +146,7 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
             "KROUTE-KEEP": [
                 f"-m addrtype --dst-type LOCAL {comment(reasons.KEPT)} {in_set(family, AddressSet.VIP)} -j ACCEPT"
             ],
+            **({"KROUTE-EGRESS": egress} if from_pods else {}),
         },
         jumps=[
             ("PREROUTING", f"{comment(reasons.FROM_ELSEWHERE)} -j KROUTE-SERVICES"),
@@ -141,6 +154,7 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
             ("OUTPUT", f"{comment(reasons.OF_THIS_NODE)} -j KROUTE-SERVICES"),
             ("OUTPUT", f"{comment(reasons.OF_THIS_NODE)} -j KROUTE-KEEP"),
             ("POSTROUTING", f"{comment('kroute: masquerading')} -j KROUTE-POSTROUTING"),
+            *(("POSTROUTING", f"-s {pods} {comment(reasons.FROM_PODS)} -j KROUTE-EGRESS") for pods in from_pods),
         ],
     )
 

@@ -28,6 +28,7 @@ from kroute.firewall import reasons
 from kroute.firewall.nftables.statements import (
     Action,
     Rule,
+    Statement,
     answer,
     clear_mark,
     drop,
@@ -54,7 +55,7 @@ from kroute.firewall.nftables.statements import (
     without_syn,
 )
 from kroute.firewall.packet_trace import Hook, Packet, Rules, TraceResult
-from kroute.firewall.policy import are_local_pods_known, exemptions_of, translated_source
+from kroute.firewall.policy import are_local_pods_known, exemptions_of, pods_masqueraded, translated_source
 from kroute.firewall.sets import SERVED, SERVED_EVERYWHERE, End, Sets
 from kroute.kernel.nftables.objects import Chain, NftRule
 from kroute.model.addresses import Family
@@ -62,7 +63,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Protocol, range_lengths
 from kroute.settings import Settings
 
-MARK = "mark-masquerade"
+MARK, EGRESS = "mark-masquerade", "pod-egress"
 DESTINATION_NAT, SOURCE_NAT = -100, 100
 """NF_IP_PRI_NAT_DST and NF_IP_PRI_NAT_SRC; in nft, `dstnat` and `srcnat`."""
 
@@ -244,6 +245,7 @@ def nat_chains(settings: Settings, family: Family, node: NodeFacts) -> list[Chai
             [rule(reasons.OF_THIS_NODE, jump(MARK)), kept],
             Hook.NAT_OUTPUT,
         ),
+        *_pod_egress(settings, family, node),
         ChainRules(
             Chain("nat-postrouting", "nat", "postrouting", behind_ipvs),
             _masquerading(settings, family, node),
@@ -264,12 +266,28 @@ def _marking(settings: Settings, family: Family, node: NodeFacts) -> list[Rule]:
 
 def _masquerading(settings: Settings, family: Family, node: NodeFacts) -> list[Rule]:
     mark = settings.masquerade_mark
-    address = translated_source(settings, family, node)
-    translation = translated(family, address) if address is not None else masqueraded()
     return [
         rule(reasons.HAIRPIN, in_set(family, AddressSet.HAIRPIN), masqueraded()),
-        rule(reasons.MARKED, has_mark(mark), clear_mark(mark), translation),
+        rule(reasons.MARKED, has_mark(mark), clear_mark(mark), _translation(settings, family, node)),
+        *(
+            rule(reasons.FROM_PODS, with_address(family, End.SOURCE, pods), jump(EGRESS))
+            for pods in pods_masqueraded(settings, family)
+        ),
     ]
+
+
+def _pod_egress(settings: Settings, family: Family, node: NodeFacts) -> list[ChainRules]:
+    """Masquerade what pods send to outside of their networks. Here IPVS has replaced the destination already."""
+    if not (networks := pods_masqueraded(settings, family)):
+        return []
+    to_pods = [rule(reasons.TO_PODS, with_address(family, End.DESTINATION, pods), leave()) for pods in networks]
+    others = rule(reasons.POD_EGRESS, _translation(settings, family, node))
+    return [ChainRules(Chain(EGRESS), [*to_pods, *_exemptions(settings, family), others])]
+
+
+def _translation(settings: Settings, family: Family, node: NodeFacts) -> Statement:
+    address = translated_source(settings, family, node)
+    return translated(family, address) if address is not None else masqueraded()
 
 
 def _exemptions(settings: Settings, family: Family) -> list[Rule]:

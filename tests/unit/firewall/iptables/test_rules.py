@@ -5,14 +5,16 @@ tests/unit/firewall/iptables/test_rules.py` writes them again, and the diff is f
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
+from kroute.firewall import reasons
 from kroute.firewall.iptables.address_sets import LARGER, set_definitions
-from kroute.firewall.iptables.rules import filter_rules, mangle_rules, masquerade_rules, output_rules
+from kroute.firewall.iptables.rules import family_rules, filter_rules, mangle_rules, masquerade_rules, output_rules
+from kroute.firewall.packet_trace import Hook, Packet
 from kroute.kernel.iptables.rule import parse_rule
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.model.addresses import Family
@@ -32,7 +34,7 @@ NODE_CIDR = {"detect_local_mode": "NodeCIDR"}
 CIDR = {"cluster_cidrs": ("172.20.0.0/16",)}
 
 
-def bare(rules: Sequence[str]) -> list[str]:
+def bare(rules: Iterable[str]) -> list[str]:
     """Return the rules without their comments; each rule must have one."""
     cut = []
     for rule in rules:
@@ -144,6 +146,30 @@ def test_the_mark_is_the_one_of_the_settings() -> None:
         "-m mark ! --mark 0x10/0x10 -j RETURN",
         "-j MARK --set-xmark 0x10/0x0",
     ]
+
+
+PODS = {"pod_network": True, "cluster_cidrs": ("10.244.0.0/16", "fd00:244::/48", "10.9.0.0/16")}
+
+
+def test_with_a_pod_network_what_pods_send_outside_is_masqueraded_and_nothing_else() -> None:
+    exempt = (Exemption("10.244.0.0/16", "192.168.0.0/16"),)
+    found = nat(**PODS, masquerade_exemptions=exempt)
+    assert bare(jump for _, jump in found.jumps[-2:]) == [
+        "-s 10.244.0.0/16 -j KROUTE-EGRESS",
+        "-s 10.9.0.0/16 -j KROUTE-EGRESS",
+    ]
+    assert bare(found.chains["KROUTE-EGRESS"]) == [
+        "-d 10.244.0.0/16 -j RETURN",
+        "-d 10.9.0.0/16 -j RETURN",
+        "-s 10.244.0.0/16 -d 192.168.0.0/16 -j RETURN",
+        "-j MASQUERADE --random-fully",
+    ]
+    for unchanged in ({**PODS, "pod_network": False}, {**PODS, "pod_egress": "keep"}):
+        assert nat(**unchanged) == nat(cluster_cidrs=PODS["cluster_cidrs"])
+    rules = family_rules(Settings("node3", **PODS, masquerade_exemptions=exempt), Family.IPV4, NODE)
+    for destination, masquerade in (("10.9.1.7", False), ("192.168.5.5", False), ("1.1.1.1", True)):
+        result = rules.trace(Hook.NAT_POSTROUTING, Packet(6, "10.244.1.7", destination, 80, "eth0"), {})
+        assert (result.why == reasons.POD_EGRESS) is masquerade
 
 
 @pytest.mark.parametrize(
