@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from kroute.agent.allocator import Allocator
     from kroute.controllers.announcing.controller import Speaking
     from kroute.controllers.network_policy import Policies
+    from kroute.controllers.pod_routes import Connecting
     from kroute.inspect.policies import Enforced
     from kroute.migration.take_over import TakeOver
     from kroute.planning.policies.catalog import PolicyCatalog
@@ -102,7 +103,8 @@ class Agent:
         monitor = kernel.monitor(except_interface=settings.dummy_interface, routes=False)
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces, monitor=monitor)
         policy_catalog = _policy_catalog(settings)
-        plans = _policies(policy_catalog, self._recorder), _speaking(settings, self._recorder)
+        policies = _policies(policy_catalog, self._recorder)
+        plans = policies, _speaking(settings, self._recorder), _connecting(settings, self._recorder)
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel, *plans)
         self._controllers.stage_gate.follow(self._changes.passed)
         self._traces = ProxyTraces(kernel, settings)
@@ -276,6 +278,10 @@ class Agent:
             await controllers.withdraw(report := CleanupReport())
             for failure in report.failed:
                 log.warning("announcements.kept", error=failure, next_step="end BIRD, or see docs/routing.md")
+        if controllers.optional.pod_routes is None and controllers.has_connected():
+            await controllers.disconnect(report := CleanupReport())
+            for failure in report.failed:
+                log.warning("pod_routes.kept", error=failure, next_step="see docs/pod-network.md")
 
     def _statistics(self) -> Statistics:
         return Statistics(
@@ -324,6 +330,21 @@ def _speaking(settings: Settings, recorder: EventRecorder) -> "Speaking | None":
 
     bird = Bird(settings.bird_socket, settings.bird_configuration)
     return Speaking(SpeakerCatalog(settings, value_of), bird, recorder.report_on_node, take_back)
+
+
+def _connecting(settings: Settings, recorder: EventRecorder) -> "Connecting | None":
+    """What the controller that connects pods needs, if kroute does."""
+    if not settings.pod_network:
+        return None
+    from kroute.controllers.pod_routes import Connecting  # noqa: PLC0415  few nodes have it
+    from kroute.kernel.cni import CniFile  # noqa: PLC0415  as above
+    from kroute.planning.pod_routes import PodRouteCatalog  # noqa: PLC0415
+
+    def take_back(problem: Problem) -> None:
+        recorder.take_back_on_node(problem, "PodNetworkRestored", f"This is over: {problem.subject}.")
+
+    cni = CniFile(settings.cni_file)
+    return Connecting(PodRouteCatalog(settings), cni, recorder.report_on_node, take_back)
 
 
 def _enforced(catalog: "PolicyCatalog | None", controllers: NodeControllers, settings: Settings) -> "Enforced | None":

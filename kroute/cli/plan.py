@@ -20,6 +20,7 @@ from kroute.model.node_facts import node_facts
 from kroute.model.objects import Change
 from kroute.model.plan import Plan
 from kroute.planning.catalog import Catalog
+from kroute.planning.pod_routes import PodRouteCatalog
 from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.settings import Settings
 from kroute.watchers.initial_sync import InitialSyncError, api_facts, read_all
@@ -43,8 +44,10 @@ def plan(settings: Settings, *, output: str) -> int:
     return DIFFERENT if found.changes else DONE
 
 
-async def plans_of(settings: Settings, policies: PolicyCatalog | None = None) -> list[Plan]:
-    """The plans for all current objects of the source that the settings name. `policies` gets the objects, too.
+async def plans_of(
+    settings: Settings, policies: PolicyCatalog | None = None, pod_routes: PodRouteCatalog | None = None
+) -> list[Plan]:
+    """The plans for all current objects of the source that the settings name. The other catalogs get the objects, too.
 
     Raises as `read_all` does.
     """
@@ -54,8 +57,9 @@ async def plans_of(settings: Settings, policies: PolicyCatalog | None = None) ->
 
     def take(changes: Sequence[Change]) -> None:
         catalog.take(changes)
-        if policies is not None:
-            policies.take(changes)
+        for other in (policies, pod_routes):
+            if other is not None:
+                other.take(changes)
 
     await read_all(settings, watched(settings), take)
     catalog.set_api(await api_facts(settings))
@@ -68,10 +72,11 @@ async def changes_of(settings: Settings) -> PlannedChanges:
         raise KernelError(str(finding))
     all_pods = settings.policy_default_deny
     policies = PolicyCatalog(settings.node_name, all_pods=all_pods) if settings.network_policies else None
-    plans = await plans_of(settings, policies)
+    pod_routes = PodRouteCatalog(settings) if settings.pod_network else None
+    plans = await plans_of(settings, policies, pod_routes)
     settings = settled_on(settings, (await choose(settings)).name)
     async with open_kernel(settings.proc_sys, only=node_clients(settings)) as kernel:
-        return await dry_run(settings, plans, kernel, policies)
+        return await dry_run(settings, plans, kernel, policies, pod_routes)
 
 
 def print_changes(found: PlannedChanges, screen: Screen) -> None:

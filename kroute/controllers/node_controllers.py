@@ -5,6 +5,7 @@ writes, and the tests step them on fake ones.
 """
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -23,6 +24,7 @@ from kroute.controllers.service_proxy.controller import ServiceProxy
 from kroute.firewall.backend import firewall_of, policies_of
 from kroute.firewall.protocol import Removable
 from kroute.firewall.sets import SetFill
+from kroute.kernel.clients import EventSource
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.objects import Change
 from kroute.model.plan import VirtualServerKey
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from kroute.controllers.announcing.controller import Announcing, Speaking
     from kroute.controllers.direct_return import DirectReturn
     from kroute.controllers.network_policy import NetworkPolicyController, Policies
+    from kroute.controllers.pod_routes import Connecting, PodRoutes
 
 
 REPAIRS_APART = 60.0
@@ -54,11 +57,13 @@ class OptionalControllers(msgspec.Struct):
     direct_return: "DirectReturn | None" = None
     network_policy: "NetworkPolicyController | None" = None
     announcing: "Announcing | None" = None
+    pod_routes: "PodRoutes | None" = None
 
     @property
     def all(self) -> list[Controller]:
         """Those that this node has."""
-        return [one for one in (self.direct_return, self.network_policy, self.announcing) if one is not None]
+        every = (self.direct_return, self.network_policy, self.announcing, self.pod_routes)
+        return [one for one in every if one is not None]
 
     def take_changes(self, changes: Iterable[Change]) -> None:
         """Pass on what the watchers saw to those that plan by themselves."""
@@ -66,6 +71,8 @@ class OptionalControllers(msgspec.Struct):
             self.network_policy.take_changes(changes)
         if self.announcing is not None:
             self.announcing.take_changes(changes)
+        if self.pod_routes is not None:
+            self.pod_routes.take_changes(changes)
 
 
 class NodeControllers:
@@ -73,7 +80,8 @@ class NodeControllers:
 
     The caller keeps `kernel` open meanwhile. The settings name the firewall backend (`kroute.firewall.backend`).
     `policies` has what plans NetworkPolicies, where these are enforced, and `speaking` what plans and reaches the BGP
-    speaker, where addresses are announced.
+    speaker, where addresses are announced. `connecting` has what plans routes to other nodes' pods, where kroute
+    connects pods.
     `clock` returns seconds and never goes back. The constructor reads the ledger (LedgerError). Entering subscribes to
     the kernel's events (KernelError); leaving closes the ledger.
     """
@@ -86,6 +94,7 @@ class NodeControllers:
         kernel: NodeKernel,
         policies: "Policies | None" = None,
         speaking: "Speaking | None" = None,
+        connecting: "Connecting | None" = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -94,15 +103,21 @@ class NodeControllers:
         self.ledger = Ledger.open(settings.state_dir)
         self.interface = DummyInterface(settings.dummy_interface, kernel.links, self.ledger)
         self._broadcaster = broadcaster
-        self._monitors = (
+        self._monitors: tuple[EventSource, ...] = (
             kernel.monitor(only_interface=settings.dummy_interface, routes=False),
             kernel.monitor(only_interface=settings.dummy_interface, other_addresses=True),
         )
         self.route_fix = RouteFix(shared, self.interface, kernel.routes, self._monitors[1])
         self.masquerade = Masquerade(shared, firewall_of(settings, kernel))
         self.health_checks = HealthChecks(shared, healthy=lambda: self.is_live and not self.complaints())
-        self._tunnels, shares = kernel.tunnels, (PreparedPods(), addresses := LiveAddresses())
+        self._kernel, shares = kernel, (PreparedPods(), addresses := LiveAddresses())
         self.optional = _optional(shared, kernel, shares, policies)
+        if connecting is not None:
+            from kroute.controllers.pod_routes import PodRoutes  # noqa: PLC0415  few nodes have it
+
+            monitor = kernel.monitor(except_interface=settings.dummy_interface, routes=False)
+            self._monitors = (*self._monitors, monitor)
+            self.optional.pod_routes = PodRoutes(shared, connecting, kernel.pod_network, monitor)
         # The last to subscribe is the last to be woken: by then the others have said which stages need no write. Where
         # plans are there before `run`, as after a wait for the node, it is the first to run, which costs it a pass.
         # Only announcing comes after it, which announces what it has bound.
@@ -207,6 +222,7 @@ class NodeControllers:
         """
         report = CleanupReport()
         await self.withdraw(report)
+        await self.disconnect(report)
         if not self.ledger.exists and not firewalls:
             return report
         for controller in (self.service_proxy, self.route_fix):
@@ -234,13 +250,25 @@ class NodeControllers:
             bird = Bird(settings.bird_socket, settings.bird_configuration)
             await withdraw_all(bird, settings.withdraw_grace, report)
 
+    def has_connected(self) -> bool:
+        """Whether an earlier run seems to have connected pods. It costs little."""
+        has_links = any(name.startswith("kroute-") for _, name in socket.if_nameindex())
+        return has_links or self.service_proxy.settings.cni_file.exists()
+
+    async def disconnect(self, report: CleanupReport) -> None:
+        """Undo what an earlier run did to connect pods."""
+        from kroute.controllers.pod_routes import disconnect  # noqa: PLC0415  few nodes have it
+        from kroute.kernel.cni import CniFile  # noqa: PLC0415  as above
+
+        await disconnect(self._kernel.pod_network, CniFile(self.service_proxy.settings.cni_file), report)
+
     async def _undo_what_no_proxy_shares(
         self, firewalls: Iterable[Removable], report: CleanupReport, *, keep_interface: bool
     ) -> None:
         """Direct return goes first, since its addresses are delivered by the rules."""
         from kroute.controllers.direct_return import undo_direct_return  # noqa: PLC0415  for a cleanup alone
 
-        await undo_direct_return(self._tunnels, report)
+        await undo_direct_return(self._kernel.tunnels, report)
         for firewall in firewalls:
             with report.step("firewall"):
                 await firewall.remove(report)

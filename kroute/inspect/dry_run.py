@@ -7,6 +7,7 @@ health checks are not opened, and UDP flows are not compared.
 import shutil
 import tempfile
 from collections.abc import Hashable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,15 +15,18 @@ import msgspec
 
 from kroute.controllers.network_policy import Policies
 from kroute.controllers.node_controllers import NodeControllers
+from kroute.controllers.pod_routes import Connecting
 from kroute.controllers.service_proxy.readiness import PATIENCE
 from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
-from kroute.inspect.recording import Recorder, recording
+from kroute.inspect.recording import Recorder, RecordingCni, recording
+from kroute.kernel.cni import CniFile
 from kroute.kernel.errors import KernelError
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.document import Document
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, Problem
+from kroute.planning.pod_routes import PodRouteCatalog
 from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.ledger import Ledger
@@ -64,11 +68,16 @@ class PlannedChanges(Document):
 
 
 async def dry_run(
-    settings: Settings, plans: Sequence[Plan], kernel: NodeKernel, policies: PolicyCatalog | None = None
+    settings: Settings,
+    plans: Sequence[Plan],
+    kernel: NodeKernel,
+    policies: PolicyCatalog | None = None,
+    pod_routes: PodRouteCatalog | None = None,
 ) -> PlannedChanges:
     """What an agent with these settings would write for these plans, which are all plans of the node.
 
-    `policies` has all objects that NetworkPolicies need, where these are enforced.
+    `policies` has all objects that NetworkPolicies need, where these are enforced, and `pod_routes` all Nodes, where
+    kroute connects pods.
 
     Raises:
         KernelError: the kernel does not tell its state.
@@ -82,7 +91,10 @@ async def dry_run(
     with tempfile.TemporaryDirectory(prefix="kroute-plan-") as directory:
         _copy_ledger(settings.state_dir, Path(directory))
         on_copy = msgspec.structs.replace(settings, state_dir=Path(directory))
-        await _run(on_copy, plans, recording(kernel, recorder), report, policies)
+        cni = RecordingCni(CniFile(settings.cni_file), recorder)
+        own = partial(report, ObjectKey("", settings.node_name))
+        connecting = Connecting(pod_routes, cni, own, lambda _: None) if pod_routes is not None else None
+        await _run(on_copy, plans, recording(kernel, recorder), report, policies, connecting)
     if policies is not None:
         for key, found in policies.problems.items():
             for problem in found:
@@ -101,7 +113,12 @@ async def dry_run(
 
 
 async def _run(
-    settings: Settings, plans: Sequence[Plan], kernel: NodeKernel, report: Report, policies: PolicyCatalog | None
+    settings: Settings,
+    plans: Sequence[Plan],
+    kernel: NodeKernel,
+    report: Report,
+    policies: PolicyCatalog | None,
+    connecting: Connecting | None,
 ) -> None:
     """Reconcile these plans until the controllers have nothing left to do.
 
@@ -110,7 +127,8 @@ async def _run(
     now = 0.0
     broadcaster = Broadcaster()
     given = Policies(policies, lambda *_: None) if policies is not None else None
-    async with NodeControllers(settings, broadcaster, report, kernel, given, clock=lambda: now) as controllers:
+    made = NodeControllers(settings, broadcaster, report, kernel, given, None, connecting, clock=lambda: now)
+    async with made as controllers:
         broadcaster.publish(plans)
         for controller in controllers.kernel_writers:
             await controller.start()

@@ -21,6 +21,7 @@ from kroute.kernel.iptables.xtables import TableRules
 from kroute.kernel.ipvs import objects as ipvs
 from kroute.kernel.ipvs.outlines import Outlines
 from kroute.kernel.net.addresses import AddressChange
+from kroute.kernel.net.pod_routes import PodRouteChange
 from kroute.kernel.net.routes import LocalRoute, RouteChange, SetLocalRoute
 from kroute.kernel.net.steering import Steer
 from kroute.kernel.netlink.message import address_family
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 ADD, EDIT, DELETE = "add", "edit", "delete"
 
-_ACTIONS = {"add": ADD, "bind": ADD, "renew": ADD, "delete": DELETE, "unbind": DELETE}
+_ACTIONS = {"add": ADD, "bind": ADD, "make": ADD, "renew": ADD, "delete": DELETE, "unbind": DELETE}
 """By the verb with which the sentence of a change begins. All others edit."""
 _NOT_MADE = -1
 """The index of a link that is only recorded."""
@@ -137,6 +138,7 @@ def recording(kernel: NodeKernel, recorder: Recorder) -> NodeKernel:
         nftables=made(RecordingNftables, kernel.nftables),
         sysctls=made(RecordingSysctls, kernel.sysctls),
         tunnels=made(RecordingTunnels, kernel.tunnels),
+        pod_network=made(RecordingPodNetwork, kernel.pod_network),
         version=kernel.version,
         monitor=NoEvents,
     )
@@ -327,6 +329,33 @@ class RecordingTunnels(Recording[clients.TunnelClient], reads=("steered", "has_r
         if link not in namespace.links:
             self._note("direct return", ADD, f"end of a tunnel {link} in pod {tunnel.address}", min(tunnel.vips))
         return []
+
+
+class RecordingPodNetwork(Recording[clients.PodNetworkClient], reads=("read", "mtu", "ports")):
+    """Routes and tunnels to other nodes' pods."""
+
+    async def write(self, changes: Sequence[PodRouteChange]) -> list[Failure[PodRouteChange]]:
+        for change in changes:
+            self._note_change("pod route", change)
+        return []
+
+    async def set_port(self, family: int, port: int, *, is_wanted: bool) -> None:  # noqa: ARG002  one sentence for both
+        action = ADD if is_wanted else DELETE
+        self._note("pod route", action, f"take packets of tunnels at UDP port {port}")
+
+
+class RecordingCni:
+    """CNI's configuration, which is read, and of which only a write is recorded."""
+
+    def __init__(self, client: clients.CniClient, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.read = client.read
+
+    def write(self, text: str) -> None:  # noqa: ARG002  the sentence has no room for it
+        self._recorder.note("CNI", EDIT, "write the configuration of CNI")
+
+    def remove(self) -> bool:
+        return False
 
 
 class RecordingIpset(Recording[clients.IpsetClient], reads=("digest",)):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kroute.kernel.net.addresses import AddressChange, InterfaceAddress
     from kroute.kernel.net.links import LinkState
     from kroute.kernel.net.monitor import Event, Overrun
+    from kroute.kernel.net.pod_routes import PodRoute, PodRouteChange, Tunnel
     from kroute.kernel.net.routes import LocalRoute, RouteChange
     from kroute.kernel.net.steering import Steer
     from kroute.kernel.nftables import objects as nft
@@ -210,6 +211,38 @@ class TunnelClient(Protocol):
 
     async def strict_interface(self, pod: str) -> str | None:
         """The interface towards a pod if it drops the pod's answers from VIPs; else None."""
+
+
+class PodNetworkClient(Protocol):
+    """What connects pods; `kroute.kernel.net.pod_routes` explains each. All raise KernelError."""
+
+    async def read(self) -> tuple[dict[str, PodRoute], dict[str, Tunnel]]:
+        """Our routes by network, and our tunnels by link."""
+
+    async def mtu(self, interfaces: Collection[str]) -> int | None:
+        """The smallest MTU of these interfaces; None if none of them exists."""
+
+    async def write(self, changes: Sequence[PodRouteChange]) -> list[Failure[PodRouteChange]]:
+        """Make the changes; returns those that the kernel refused."""
+
+    async def ports(self) -> set[tuple[int, int]]:
+        """The families and ports at which the kernel takes packets of tunnels out of UDP."""
+
+    async def set_port(self, family: int, port: int, *, is_wanted: bool) -> None:
+        """Have the kernel take packets of tunnels at this port, or not."""
+
+
+class CniClient(Protocol):
+    """Where container runtimes find how pods get their network. It is no part of the kernel, and of no bundle."""
+
+    def read(self) -> str | None:
+        """What kroute has written; None: nothing."""
+
+    def write(self, text: str) -> None:
+        """Write it in one step. Raises KernelError."""
+
+    def remove(self) -> bool:
+        """Delete it; returns whether there was something. Raises KernelError."""
 
 
 class ConntrackClient(Protocol):

@@ -20,6 +20,7 @@ from kroute.kernel.clients import (
     LinkClient,
     MonitorFactory,
     NftablesClient,
+    PodNetworkClient,
     RouteClient,
     SysctlClient,
     TunnelClient,
@@ -66,6 +67,7 @@ class NodeKernel(msgspec.Struct, frozen=True, kw_only=True):
     nftables: NftablesClient
     sysctls: SysctlClient
     tunnels: TunnelClient
+    pod_network: PodNetworkClient
     version: tuple[int, int]
     monitor: MonitorFactory
     sockets: Mapping[str, NetlinkStatistics] = {}
@@ -116,6 +118,7 @@ async def open_kernel(
             nftables=cast(NftablesClient, sockets.get("nftables") or _Closed("nftables")),
             sysctls=Sysctls(proc_sys),
             tunnels=cast(TunnelClient, _TunnelsOnDemand(proc_sys)),
+            pod_network=cast(PodNetworkClient, _PodNetworkOnDemand()),
             version=kernel_version(),
             monitor=partial(Monitor, own=own),
             sockets={name: client.netlink.statistics for name, client in opened.items()},
@@ -142,6 +145,15 @@ class _TunnelsOnDemand:
         from kroute.kernel.pods.client import Tunnels  # noqa: PLC0415
 
         return getattr(Tunnels(self._proc_sys), name)
+
+
+class _PodNetworkOnDemand:
+    """The same for what connects pods."""
+
+    def __getattr__(self, name: str) -> object:
+        from kroute.kernel.net.pod_routes import PodNetworkKernel  # noqa: PLC0415
+
+        return getattr(PodNetworkKernel(), name)
 
 
 def _xtables(only: Collection[ClientName]) -> "Mapping[Variant, XtablesClient]":

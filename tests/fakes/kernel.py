@@ -20,6 +20,7 @@ from kroute.kernel.ipvs.objects import (
 )
 from kroute.kernel.net.addresses import InterfaceAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
+from kroute.kernel.net.pod_routes import PodRoute, Tunnel
 from kroute.kernel.net.routes import LocalRoute
 from tests.fakes.monitor_queue import MonitorQueue
 from tests.fakes.nft_tables import FakeNft
@@ -108,6 +109,9 @@ class FakeKernel:
         self.gateways: set[str] = set()
         """Next hops of routes; `routes_changed` is the news of them."""
         self.routes_changed = asyncio.Event()
+        self.pod_routes: dict[str, PodRoute] = {}
+        self.pod_tunnels: dict[str, Tunnel] = {}
+        self.pod_ports: set[tuple[int, int]] = set()
         self.version = (6, 1)
         self.writes: list[object] = []
         self._refusals: list[tuple[Callable[[object], bool], int]] = []

@@ -15,6 +15,7 @@ from tests.fakes.kernel import FakeKernel
 from tests.fakes.links import FakeLinks
 from tests.fakes.monitor import FakeMonitor
 from tests.fakes.nftables import FakeNftables
+from tests.fakes.pod_network import FakePodNetwork
 from tests.fakes.routes import FakeRoutes
 from tests.fakes.sysctl import FakeSysctls
 from tests.fakes.tunnels import FakeTunnels
@@ -34,6 +35,7 @@ class FakeNodeKernel(NodeKernel, frozen=True, kw_only=True):
     nftables: FakeNftables
     sysctls: FakeSysctls
     tunnels: FakeTunnels
+    pod_network: FakePodNetwork
 
     @classmethod
     def of(cls, kernel: FakeKernel) -> Self:
@@ -51,6 +53,7 @@ class FakeNodeKernel(NodeKernel, frozen=True, kw_only=True):
             nftables=FakeNftables(kernel),
             sysctls=FakeSysctls(kernel),
             tunnels=FakeTunnels(kernel),
+            pod_network=FakePodNetwork(kernel),
             version=kernel.version,
             monitor=partial(FakeMonitor, kernel),
         )

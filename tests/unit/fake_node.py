@@ -7,7 +7,9 @@ from pathlib import Path
 from kroute.controllers.announcing.controller import Speaking
 from kroute.controllers.network_policy import Policies
 from kroute.controllers.node_controllers import NodeControllers
+from kroute.controllers.pod_routes import Connecting
 from kroute.firewall.backend import BACKENDS, removables
+from kroute.kernel.cni import CniFile
 from kroute.kernel.iptables.tools import Variant
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
@@ -27,6 +29,7 @@ from kroute.model.plan import (
     VirtualServerKey,
 )
 from kroute.planning.bgp.catalog import SpeakerCatalog
+from kroute.planning.pod_routes import PodRouteCatalog
 from kroute.planning.policies.catalog import PolicyCatalog
 from kroute.reconcile.broadcaster import Broadcaster
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -100,6 +103,7 @@ class FakeNode:
             self.clients,
             Policies(PolicyCatalog("node3"), lambda *_: None) if self.settings.network_policies else None,
             self._speaking() if self.settings.announce else None,
+            self._connecting() if self.settings.pod_network else None,
             clock=self.clock,
         )
         self.stage_gate, self.ledger, self.interface = wiring.stage_gate, wiring.ledger, wiring.interface
@@ -110,12 +114,21 @@ class FakeNode:
             "service_proxy": self.service_proxy._monitor,
             "route_fix": self.route_fix._monitor,
         }
+        if (routes := wiring.optional.pod_routes) is not None:
+            self.pod_routes, self._monitors["pod_routes"] = routes, routes._monitor
 
     def _speaking(self) -> Speaking:
         def note(what: str) -> Callable[[Problem], None]:
             return lambda problem: self.node_problems.append((what, problem))
 
         return Speaking(SpeakerCatalog(self.settings, value_of), self.bird, note("report"), note("take back"))
+
+    def _connecting(self) -> Connecting:
+        def note(what: str) -> Callable[[Problem], None]:
+            return lambda problem: self.node_problems.append((what, problem))
+
+        cni = CniFile(self.settings.cni_file)
+        return Connecting(PodRouteCatalog(self.settings), cni, note("report"), note("take back"))
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock; call this before anything else."""

@@ -46,9 +46,13 @@ from kroute.cli.parameters.options import (
     option,
 )
 from kroute.settings import (
+    ENCAPSULATIONS,
     FIREWALLS,
     IGNORE,
+    KEEP,
     LOCAL_MODES,
+    MASQUERADE,
+    OVERLAYS,
     SCHEDULER_CHOICES,
     WAIT,
     Settings,
@@ -289,6 +293,30 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "Where BIRD's control socket bird.ctl is, and the configuration kroute.conf that kroute writes for it.",
         ),
     ),
+    "Connecting pods": (
+        Setting(
+            "--pod-network",
+            None,
+            "Connect pods without another network plugin: with routes between nodes, and a configuration of CNI.",
+        ),
+        Setting(
+            "--overlay",
+            click.Choice(OVERLAYS),
+            "Which other nodes' pods are reached by tunnels: none, those of nodes in other subnets, all.",
+        ),
+        Setting("--overlay-encap", click.Choice(ENCAPSULATIONS), "What tunnels are: IP in IP, or in UDP as well."),
+        Setting("--overlay-encap-port", click.IntRange(1024, 65535), "The port of UDP, with --overlay-encap fou."),
+        Setting(
+            "--pod-egress",
+            click.Choice([MASQUERADE, KEEP]),
+            "The source of what pods send outside of --cluster-cidr: their node's address, or their own.",
+        ),
+        Setting(
+            "--cni-directory",
+            click.Path(file_okay=False, path_type=Path),
+            "Where the container runtime looks for configurations of CNI.",
+        ),
+    ),
     "Comparison, repair and clean-up": (
         Setting(
             "--resync-period", DURATION, "How often the kernel is looked at for changes by others, which are repaired."
@@ -405,6 +433,8 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
         raise click.UsageError("--resync-period must be at least 1s")
     if values["direct_return"] and values["direct_return_mark"] == values["masquerade_mark"]:
         raise click.UsageError("--direct-return-mark and --masquerade-mark must be different bits")
+    if values["pod_network"] and not values["cluster_cidrs"]:
+        raise click.UsageError("--pod-network needs --cluster-cidr, the networks that all podCIDRs are in")
     _refuse_wrong_routing(values)
     for mode, name in (
         ("BridgeInterface", "pod_bridge_interface"),

@@ -85,7 +85,7 @@ METRIC = 2048
 """Greater than those that programs and the kernel give by themselves."""
 GUE_OVERHEAD = 12
 """Bytes of the headers of UDP and GUE."""
-OVERHEAD = {socket.AF_INET: 20, socket.AF_INET6: 40}
+OVERHEAD: Mapping[int, int] = {socket.AF_INET: 20, socket.AF_INET6: 40}
 """Bytes of the outer header."""
 
 IFLA_IPTUN_REMOTE, IFLA_IPTUN_ENCAP_TYPE, IFLA_IPTUN_ENCAP_FLAGS, IFLA_IPTUN_ENCAP_DPORT = 3, 15, 16, 18
@@ -93,7 +93,10 @@ TUNNEL_ENCAP_GUE, TUNNEL_ENCAP_FLAG_CSUM6 = 2, 2
 FOU, FOU_CMD_ADD, FOU_CMD_DEL, FOU_CMD_GET = "fou", 1, 2, 3
 FOU_ATTR_PORT, FOU_ATTR_AF, FOU_ATTR_TYPE, FOU_ENCAP_GUE = 1, 2, 4, 2
 
-_KINDS = {socket.AF_INET: ("ipip", socket.IPPROTO_IPIP), socket.AF_INET6: ("ip6tnl", socket.IPPROTO_IPV6)}
+_KINDS: Mapping[int, tuple[str, int]] = {
+    socket.AF_INET: ("ipip", socket.IPPROTO_IPIP),
+    socket.AF_INET6: ("ip6tnl", socket.IPPROTO_IPV6),
+}
 _NAME = re.compile(r"kroute-[0-9a-f]{8}")
 
 
@@ -104,6 +107,9 @@ class Tunnel(NamedTuple):
     remote: str
     port: int = 0
     is_up: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.local} to {self.remote}{f' in UDP, port {self.port}' if self.port else ''}"
 
     @property
     def link(self) -> str:
@@ -120,6 +126,9 @@ class PodRoute(NamedTuple):
     source: str
     gateway: str = ""
     link: str = ""
+
+    def __str__(self) -> str:
+        return f"{f'via {self.gateway}' if self.gateway else f'dev {self.link}'} src {self.source}"
 
 
 class SetPodRoute(Change, frozen=True):
@@ -141,7 +150,7 @@ class DeletePodRoute(Change, frozen=True):
 
 
 class MakeTunnel(Change, frozen=True):
-    """Make a tunnel, or set up one that is there. Refused: EEXIST if another program has one between these ends."""
+    """Make a tunnel, or repair the one with its link. Refused: EEXIST if another program has one between these ends."""
 
     words = "make the tunnel to {change.tunnel.remote}"
 
@@ -157,6 +166,7 @@ class DeleteTunnel(Change, frozen=True):
 
 
 PodRouteChange: TypeAlias = SetPodRoute | DeletePodRoute | MakeTunnel | DeleteTunnel
+_ORDER = (MakeTunnel, SetPodRoute, DeletePodRoute, DeleteTunnel)
 
 
 def is_tunnel(link: str) -> bool:
@@ -199,31 +209,28 @@ class PodRoutes(NetlinkClient):
 
     async def write(self, changes: Sequence[PodRouteChange]) -> list[Failure[PodRouteChange]]:
         """Make the changes: tunnels, then routes, then what is deleted. A deletion of what is gone is no failure."""
-        made = [change for change in changes if isinstance(change, MakeTunnel)]
-        failures = await self._make(made)
+        failures = await self._make([change for change in changes if isinstance(change, MakeTunnel)])
         indexes = {name: index for index, name in socket.if_nameindex()}
-        routes = [change for change in changes if isinstance(change, SetPodRoute)]
-        without_link = [change for change in routes if change.route.link and change.route.link not in indexes]
-        failures += [Failure(change, errno.ENODEV) for change in without_link]
-        routes = [change for change in routes if change not in without_link]
-        failures += await self.write_each(routes, lambda change: _set_route(change, indexes.get(change.route.link, 0)))
-        gone = [change for change in changes if isinstance(change, DeletePodRoute)]
-        failures += await self.write_each(gone, lambda change: _delete_route(change.network), {errno.ESRCH})
-        left = [change for change in changes if isinstance(change, DeleteTunnel) and change.link in indexes]
-        failures += await self.write_each(left, lambda it: encode_delete_link(indexes[it.link]), {errno.ENODEV})
-        return failures
+        rest: list[PodRouteChange] = []
+        for change in sorted(changes, key=lambda change: _ORDER.index(type(change))):
+            if isinstance(change, SetPodRoute) and change.route.link and change.route.link not in indexes:
+                failures.append(Failure(change, errno.ENODEV))
+            elif not isinstance(change, MakeTunnel) and not (
+                isinstance(change, DeleteTunnel) and change.link not in indexes
+            ):
+                rest.append(change)
+        return failures + await self.write_each(rest, lambda change: _encode(change, indexes), {errno.ESRCH})
 
     async def _make(self, changes: Sequence[MakeTunnel]) -> list[Failure[PodRouteChange]]:
         """Make tunnels: down at first, since their links take some settings only when they exist."""
-        refused = await self.write_each(changes, lambda change: _create(change.tunnel))
-        refusals = {failure.change: failure for failure in refused}
+        made: Sequence[PodRouteChange] = changes
+        failures = await self.write_each(made, lambda change: _encode(change, {}))
+        refused = {failure.change for failure in failures}
         present = {name: index for index, name in socket.if_nameindex()}
-        failures: list[Failure[PodRouteChange]] = []
         settings: list[bytes] = []
         for change in changes:
             index = present.get(change.tunnel.link)
-            if index is None:
-                failures.append(Failure(change, refusals[change].errno if change in refusals else errno.ENODEV))
+            if change in refused or index is None:
                 continue
             settings += [encode_no_link_local(index), encode_conf(index, CONF_RP_FILTER, LOOSE)]
             settings.append(set_link(index, flags=IFF_UP))
@@ -289,6 +296,18 @@ class PodNetworkKernel:
             await client.set_port(family, port, is_wanted=is_wanted)
 
 
+def _encode(change: PodRouteChange, indexes: Mapping[str, int]) -> bytes:
+    match change:
+        case MakeTunnel(tunnel):
+            return _create(tunnel)
+        case SetPodRoute(_, route):
+            return _set_route(change, indexes.get(route.link, 0))
+        case DeletePodRoute(network):
+            return _delete_route(network)
+        case DeleteTunnel(link):
+            return encode_delete_link(indexes[link])
+
+
 def _set_route(change: SetPodRoute, index: int) -> bytes:
     flags = NLM_F_CREATE | (NLM_F_REPLACE if change.replaces else NLM_F_EXCL)
     route = change.route
@@ -343,7 +362,7 @@ def _create(tunnel: Tunnel) -> bytes:
         data += be16(IFLA_IPTUN_ENCAP_DPORT, tunnel.port)
     info = nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, kind), nested(IFLA_INFO_DATA, data))
     header = LINK_HEADER.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-    return message(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, header + text(IFLA_IFNAME, tunnel.link) + info)
+    return message(RTM_NEWLINK, NLM_F_CREATE, header + text(IFLA_IFNAME, tunnel.link) + info)
 
 
 def _parse_tunnel(payload: bytes) -> tuple[str, Tunnel] | None:

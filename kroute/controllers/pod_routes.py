@@ -1,0 +1,315 @@
+"""Connects this node's pods: writes routes and tunnels to other nodes' pods, and the configuration of CNI.
+
+This controller plans, too: `take_changes` keeps what the watchers saw of Nodes, and each pass plans the Nodes of which
+something has changed and writes the difference. No Service waits for it. The file of CNI is written when all routes
+were attempted, so that the first pods have them. At its end everything stays: pods go on without kroute.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from socket import AF_INET, AF_INET6
+from typing import Any, NamedTuple, Protocol
+
+import structlog
+
+from kroute.kernel.clients import CniClient, EventSource, PodNetworkClient
+from kroute.kernel.errors import KernelError
+from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
+from kroute.kernel.net.pod_routes import (
+    GUE_OVERHEAD,
+    OVERHEAD,
+    DeletePodRoute,
+    DeleteTunnel,
+    MakeTunnel,
+    PodRoute,
+    PodRouteChange,
+    SetPodRoute,
+    Tunnel,
+    is_tunnel,
+)
+from kroute.kernel.netlink.message import address_family
+from kroute.model.node_facts import NodeFacts
+from kroute.model.objects import Change
+from kroute.model.plan import NodePlan, Plan, Problem, ServicePlan
+from kroute.model.pod_routes import NodeRoutes
+from kroute.reconcile.batch_writer import log_changes
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.controller import Controller, Shared
+from kroute.reconcile.desired_state import Delta, DesiredState
+from kroute.settings import OFF
+
+log = structlog.get_logger(__name__)
+
+BRIDGE = "kroute-pods"
+"""The name of the bridge of this node's pods, which the plugin makes."""
+_CNI, _PORT = "CNI", "the port of tunnels"
+_LEAST_MTU: dict[int, int] = {AF_INET: 576, AF_INET6: 1280}
+
+
+class Catalog(Protocol):
+    """What plans (`kroute.planning.pod_routes.PodRouteCatalog`)."""
+
+    own: tuple[str, ...]
+    problems: dict[str, tuple[Problem, ...]]
+    is_ready: bool
+
+    @property
+    def has_marked(self) -> bool: ...
+
+    def take(self, changes: Iterable[Change]) -> None: ...
+
+    def set_node(self, facts: NodeFacts) -> None: ...
+
+    def plan_marked(self) -> list[NodeRoutes]: ...
+
+
+class Connecting(NamedTuple):
+    """What plans, where CNI's configuration is, and what is called with a problem of the node, and with one that is
+    over."""
+
+    catalog: Catalog
+    cni: CniClient
+    report: Callable[[Problem], None]
+    take_back: Callable[[Problem], None]
+
+
+class PodRoutes(Controller):
+    """Owns the routes and tunnels to other nodes' pods, the ports of tunnels, and kroute's file of CNI.
+
+    `monitor` reports links and addresses.
+    """
+
+    name = "pod_routes"
+    first_period = 5 / 6
+
+    def __init__(
+        self, shared: Shared, connecting: Connecting, network: PodNetworkClient, monitor: EventSource | None
+    ) -> None:
+        super().__init__(shared, monitor)
+        self._connecting = connecting
+        self._network = network
+        self.tunnels: DesiredState[str, Tunnel] = DesiredState()
+        self.routes: DesiredState[str, PodRoute] = DesiredState()
+        self._facts: NodeFacts | None = None
+        self._problems: dict[tuple[str, str], Problem] = {}
+        self._is_due = True
+        """Whether CNI's file and the ports of tunnels are to be looked at."""
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What keeps pods from reaching each other."""
+        return list(self._problems.values())
+
+    @staticmethod
+    def is_news(plan: Plan, before: Plan | None) -> bool:
+        return isinstance(plan, NodePlan) and not (isinstance(before, NodePlan) and before.whole == plan.whole)
+
+    def accept(self, plans: Sequence[ServicePlan]) -> None:
+        """Nothing: see `take_changes`."""
+
+    def accept_node(self, plan: NodePlan) -> None:
+        if plan.whole is not None and plan.whole != self._facts:
+            self._facts, self._is_due = plan.whole, True
+            self._connecting.catalog.set_node(plan.whole)
+
+    def take_changes(self, changes: Iterable[Change]) -> None:
+        """Take what the watchers saw; only Nodes count."""
+        catalog = self._connecting.catalog
+        catalog.take(changes)
+        if catalog.has_marked:
+            self.wake.set()
+
+    def notice(self, events: Sequence[Event]) -> None:
+        """Notice that a link or an address has changed with which the kernel may have deleted routes of ours."""
+        newest = {event.interface: event for event in events if isinstance(event, LinkEvent)}
+        links = {interface for interface, _ in self._facts.interfaces.on_links} if self._facts is not None else set()
+        if any(
+            event.interface in links or (is_tunnel(event.interface) and not event.up) for event in newest.values()
+        ) or any(isinstance(event, AddressEvent) and event.interface in links for event in events):
+            self.resync_soon()
+
+    async def read(self) -> Iterable[str]:
+        """Read the kernel's routes and tunnels, and have CNI's file compared."""
+        self._is_due = True
+        of_routes, of_tunnels = self.routes.resync(), self.tunnels.resync()
+        routes, tunnels = await self._network.read()
+        for network, route in routes.items():
+            of_routes.found(network, route)
+        for link, tunnel in tunnels.items():
+            of_tunnels.found(link, tunnel)
+        drift = [_missing("route to the pods in", it) for it in await of_routes.complete()]
+        return [*drift, *(_missing("tunnel", it) for it in await of_tunnels.complete())]
+
+    async def write(self) -> None:
+        """Plan what has changed, and write it."""
+        catalog = self._connecting.catalog
+        if self._facts is None or not catalog.is_ready:
+            return  # until then an earlier run's routes are right
+        while plans := catalog.plan_marked():
+            for plan in plans:
+                self._want(plan)
+            await asyncio.sleep(0)
+        if self.tunnels.unsettled or self.routes.unsettled:
+            await self._write_routes()
+        own = {_CNI, _PORT}
+        self._report([it for of_node in catalog.problems.values() for it in of_node], lambda it: it.subject not in own)
+        if self._is_due and not own & self.status.waiting():
+            self._is_due = False
+            await self._attempt(_PORT, self._ensure_ports(self._facts), "Pods of other nodes are not reached.")
+            await self._attempt(_CNI, self._ensure_cni(self._facts), "New pods get no network of kroute's.")
+
+    def _want(self, plan: NodeRoutes) -> None:
+        routes: dict[str, PodRoute] = {}
+        tunnels: dict[str, Tunnel] = {}
+        for network, route in plan.routes.items():
+            if route.is_tunnelled:
+                tunnel = Tunnel(route.source, route.node, self.settings.tunnel_port)
+                tunnels[tunnel.link] = tunnel
+                routes[network] = PodRoute(route.source, link=tunnel.link)
+            else:
+                routes[network] = PodRoute(route.source, gateway=route.node)
+        self.tunnels.want(plan, tunnels)
+        self.routes.want(plan, routes)
+
+    async def _write_routes(self) -> None:
+        """Write tunnels and routes: the client makes tunnels first, and deletes them last."""
+        waiting = self.status.waiting()
+        tunnels = [it for it in await self.tunnels.all_pending() if it.key not in waiting]
+        routes = [it for it in await self.routes.all_pending() if it.key not in waiting]
+        changes = [*map(_of_tunnel, tunnels), *map(_of_route, routes)]
+        refused = {_key(failure.change): str(failure) for failure in await self._network.write(changes)}
+        tunnels = [it for it in tunnels if it.key not in refused]
+        for tunnel in tunnels:
+            self.tunnels.note_applied(tunnel.key, tunnel.desired)
+        routes = [it for it in routes if it.key not in refused]
+        for route in routes:
+            self.routes.note_applied(route.key, route.desired)
+        log_changes(log, tunnels, lambda it: "tunnel.made" if it.desired else "tunnel.deleted", _fields)
+        log_changes(log, routes, lambda it: "pod_route.set" if it.desired else "pod_route.removed", _fields)
+        self.status.wrote(len(tunnels) + len(routes))
+        self.status.refused(refused, ())
+
+    async def _attempt(self, what: str, work: Coroutine[Any, Any, None], consequence: str) -> None:
+        """Do what is beside routes and tunnels. A failure is a problem of the node, and is tried again."""
+        try:
+            await work
+        except KernelError as error:
+            self._is_due = True
+            self.status.refused({what: str(error)}, ())
+            problem = Problem("PodNetworkIncomplete", what, f"{error}. {consequence} See docs/pod-network.md.")
+            self._report([problem], lambda it: it.subject == what)
+            return
+        self.status.retries.succeeded(what)
+        self._report([], lambda it: it.subject == what)
+
+    async def _ensure_ports(self, facts: NodeFacts) -> None:
+        """Have the kernel take packets of tunnels at their port, if they have one."""
+        if not (port := self.settings.tunnel_port):
+            return
+        present = await self._network.ports()
+        for address in (facts.ipv4, facts.ipv6):
+            if address is not None and (address_family(address), port) not in present:
+                await self._network.set_port(address_family(address), port, is_wanted=True)
+                self.status.wrote(1)
+
+    async def _ensure_cni(self, facts: NodeFacts) -> None:
+        """Write CNI's file if this node has networks for pods, and it differs."""
+        if not self._connecting.catalog.own:
+            return
+        text = configuration(self._connecting.catalog.own, await self._pods_mtu(facts))
+        if text != self._connecting.cni.read():
+            self._connecting.cni.write(text)
+            self.status.wrote(1)
+            log.info("cni.written", networks=self._connecting.catalog.own)
+
+    async def _pods_mtu(self, facts: NodeFacts) -> int:
+        """The MTU of pods: that of the interfaces with the node's own addresses, less the tunnels' headers."""
+        own = [address for address in (facts.ipv4, facts.ipv6) if address is not None]
+        links = [link for link, address in facts.interfaces.on_links if address.partition("/")[0] in own]
+        found = await self._network.mtu(sorted(links))
+        if found is None:
+            raise KernelError("no interface has the node's own address, so the MTU of pods is not known; trying again")
+        families = [address_family(address) for address in own]
+        if self.settings.overlay != OFF:
+            found -= max(OVERHEAD[family] for family in families) + (GUE_OVERHEAD if self.settings.tunnel_port else 0)
+        return max(found, *(_LEAST_MTU[family] for family in families))
+
+    def _report(self, problems: Collection[Problem], is_alike: Callable[[Problem], bool]) -> None:
+        """Report these problems, each once, and take back others that are alike."""
+        named = {problem[:2]: problem for problem in problems}
+        for name, known in list(self._problems.items()):
+            if name not in named and is_alike(known):
+                del self._problems[name]
+                self._connecting.take_back(known)
+        for name, problem in named.items():
+            if name not in self._problems:
+                self._problems[name] = problem
+                self._connecting.report(problem)
+
+
+def configuration(networks: Iterable[str], mtu: int) -> str:
+    """CNI's configuration for pods with addresses from these networks."""
+    networks = list(networks)
+    default: dict[int, str] = {AF_INET: "0.0.0.0/0", AF_INET6: "::/0"}
+    bridge = {
+        "type": "bridge",
+        "bridge": BRIDGE,
+        "isGateway": True,
+        "hairpinMode": True,
+        "ipMasq": False,
+        "mtu": mtu,
+        "ipam": {
+            "type": "host-local",
+            "ranges": [[{"subnet": network}] for network in networks],
+            "routes": [{"dst": default[family]} for family in sorted({address_family(it) for it in networks})],
+        },
+    }
+    portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
+    return json.dumps({"cniVersion": "0.4.0", "name": "kroute", "plugins": [bridge, portmap]}, indent=1) + "\n"
+
+
+async def disconnect(network: PodNetworkClient, cni: CniClient, report: CleanupReport) -> None:
+    """Undo what earlier runs did: the file of CNI, routes, ports and tunnels. Pods and their bridge stay."""
+    with report.step("the configuration of CNI"):
+        if cni.remove():
+            report.add("delete the configuration of CNI")
+    with report.step("routes and tunnels to other nodes' pods"):
+        routes, tunnels = await network.read()
+        for family, port in {(address_family(it.remote), it.port) for it in tunnels.values() if it.port}:
+            await network.set_port(family, port, is_wanted=False)
+        gone: list[PodRouteChange] = [*map(DeletePodRoute, routes), *map(DeleteTunnel, tunnels)]
+        for failure in await network.write(gone):
+            raise KernelError(str(failure), errno=failure.errno)
+        if gone:
+            report.add(f"delete {len(routes)} routes and {len(tunnels)} tunnels to other nodes' pods")
+
+
+def _of_tunnel(delta: Delta[str, Tunnel]) -> PodRouteChange:
+    return MakeTunnel(delta.desired) if delta.desired is not None else DeleteTunnel(delta.key)
+
+
+def _of_route(delta: Delta[str, PodRoute]) -> PodRouteChange:
+    if delta.desired is None:
+        return DeletePodRoute(delta.key)
+    return SetPodRoute(delta.key, delta.desired, replaces=delta.applied is not None)
+
+
+def _fields(delta: Delta[str, Tunnel] | Delta[str, PodRoute]) -> dict[str, object]:
+    return {"name": delta.key, "what": str(delta.desired or delta.applied)}
+
+
+def _key(change: PodRouteChange) -> str:
+    match change:
+        case MakeTunnel(tunnel):
+            return tunnel.link
+        case DeleteTunnel(link):
+            return link
+        case SetPodRoute(network) | DeletePodRoute(network):
+            return network
+
+
+def _missing(what: str, delta: Delta[str, Tunnel] | Delta[str, PodRoute]) -> str:
+    if delta.desired is None:
+        return f"{what} {delta.key} was surplus"
+    return f"{what} {delta.key} was {'missing' if delta.applied is None else 'another'}"
