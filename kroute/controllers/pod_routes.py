@@ -25,6 +25,7 @@ from kroute.kernel.net.pod_routes import (
     PodRoute,
     PodRouteChange,
     SetPodRoute,
+    SetRule,
     Tunnel,
     is_tunnel,
 )
@@ -43,7 +44,7 @@ log = structlog.get_logger(__name__)
 
 BRIDGE = "kroute-pods"
 """The name of the bridge of this node's pods, which the plugin makes."""
-_CNI, _PORT = "CNI", "the port of tunnels"
+_CNI, _PORT, _RULES = "CNI", "the port of tunnels", "routing rules for pods"
 _LEAST_MTU: dict[int, int] = {AF_INET: 576, AF_INET6: 1280}
 
 
@@ -152,11 +153,12 @@ class PodRoutes(Controller):
             await asyncio.sleep(0)
         if self.tunnels.unsettled or self.routes.unsettled:
             await self._write_routes()
-        own = {_CNI, _PORT}
+        own = {_CNI, _PORT, _RULES}
         self._report([it for of_node in catalog.problems.values() for it in of_node], lambda it: it.subject not in own)
         if self._is_due and not own & self.status.waiting():
             self._is_due = False
             await self._attempt(_PORT, self._ensure_ports(self._facts), "Pods of other nodes are not reached.")
+            await self._attempt(_RULES, self._ensure_rules(), "Pods do not reach the addresses of some nodes.")
             await self._attempt(_CNI, self._ensure_cni(self._facts), "New pods get no network of kroute's.")
 
     def _want(self, plan: NodeRoutes) -> None:
@@ -167,6 +169,7 @@ class PodRoutes(Controller):
                 tunnel = Tunnel(route.source, route.node, self.settings.tunnel_port)
                 tunnels[tunnel.link] = tunnel
                 routes[network] = PodRoute(route.source, link=tunnel.link)
+                routes[_alone(route.node)] = PodRoute(link=tunnel.link, is_for_pods=True)
             else:
                 routes[network] = PodRoute(route.source, gateway=route.node)
         self.tunnels.want(plan, tunnels)
@@ -212,6 +215,16 @@ class PodRoutes(Controller):
             if address is not None and (address_family(address), port) not in present:
                 await self._network.set_port(address_family(address), port, is_wanted=True)
                 self.status.wrote(1)
+
+    async def _ensure_rules(self) -> None:
+        """Have this node's pods reach nodes behind tunnels through these."""
+        wanted = set(self._connecting.catalog.own) if self.settings.overlay != OFF else set[str]()
+        found = await self._network.rules()
+        changes: list[PodRouteChange] = [SetRule(network, is_wanted=False) for network in sorted(found - wanted)]
+        changes += map(SetRule, sorted(wanted - found))
+        for failure in await self._network.write(changes) if changes else ():
+            raise KernelError(str(failure), errno=failure.errno)
+        self.status.wrote(len(changes))
 
     async def _ensure_cni(self, facts: NodeFacts) -> None:
         """Write CNI's file if this node has networks for pods, and it differs."""
@@ -278,7 +291,9 @@ async def disconnect(network: PodNetworkClient, cni: CniClient, report: CleanupR
         routes, tunnels = await network.read()
         for family, port in {(address_family(it.remote), it.port) for it in tunnels.values() if it.port}:
             await network.set_port(family, port, is_wanted=False)
-        gone: list[PodRouteChange] = [*map(DeletePodRoute, routes), *map(DeleteTunnel, tunnels)]
+        rules = sorted(await network.rules())
+        gone: list[PodRouteChange] = [SetRule(of_pods, is_wanted=False) for of_pods in rules]
+        gone += [*(DeletePodRoute(*each) for each in routes.items()), *map(DeleteTunnel, tunnels)]
         for failure in await network.write(gone):
             raise KernelError(str(failure), errno=failure.errno)
         if gone:
@@ -291,7 +306,7 @@ def _of_tunnel(delta: Delta[str, Tunnel]) -> PodRouteChange:
 
 def _of_route(delta: Delta[str, PodRoute]) -> PodRouteChange:
     if delta.desired is None:
-        return DeletePodRoute(delta.key)
+        return DeletePodRoute(delta.key, delta.applied or PodRoute())
     return SetPodRoute(delta.key, delta.desired, replaces=delta.applied is not None)
 
 
@@ -305,8 +320,13 @@ def _key(change: PodRouteChange) -> str:
             return tunnel.link
         case DeleteTunnel(link):
             return link
-        case SetPodRoute(network) | DeletePodRoute(network):
+        case SetPodRoute(network) | DeletePodRoute(network) | SetRule(network):
             return network
+
+
+def _alone(address: str) -> str:
+    """The network of one address."""
+    return f"{address}/{128 if ':' in address else 32}"
 
 
 def _missing(what: str, delta: Delta[str, Tunnel] | Delta[str, PodRoute]) -> str:

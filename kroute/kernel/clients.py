@@ -219,6 +219,9 @@ class PodNetworkClient(Protocol):
     async def read(self) -> tuple[dict[str, PodRoute], dict[str, Tunnel]]:
         """Our routes by network, and our tunnels by link."""
 
+    async def rules(self) -> set[str]:
+        """The networks of this node's pods for which there are rules."""
+
     async def mtu(self, interfaces: Collection[str]) -> int | None:
         """The smallest MTU of these interfaces; None if none of them exists."""
 

@@ -148,7 +148,7 @@ def _plain(text: str) -> str:
         return text.strip("[]\"'")
 
 
-_ROUTING = "kroute connects no pods; keep kube-router --run-service-proxy=false for it, and leave this out here"
+_ROUTING = "kroute connects pods with --pod-network (docs/pod-network.md): leave this out here"
 _BIRD = "kroute speaks BGP by BIRD (docs/routing.md): leave this out here"
 _PASSWORDS = "use --peer-passwords DIRECTORY (docs/routing.md)"
 _POLICIES = "--network-policies has kroute enforce network policies; or keep kube-router --run-service-proxy=false"
@@ -160,21 +160,21 @@ _METRICS = "use --metrics-bind-address ADDRESS:PORT; the path is /metrics"
 _FAMILIES = "kroute serves the families that the node has an address of; --node-ip says which"
 _DRAINS = "kroute always lets connections drain; --drain-timeout says for how long"
 
-_ROUTING_DEFAULTS: dict[str, str | bool] = {
-    "advertise-pod-cidr": True,
-    "auto-mtu": True,
-    "disable-source-dest-check": True,
-    "enable-cni": True,
-    "enable-overlay": True,
-    "enable-pod-egress": True,
-    "injected-routes-sync-period": "1m0s",
-    "overlay-encap": "ipip",
-    "overlay-encap-port": "5555",
-    "overlay-type": "subnet",
-    "routes-sync-period": "5m0s",
-    "run-router": True,
+_POD_NETWORK: dict[str, Flag] = {
+    "run-router": refused(_ROUTING, True),
+    "advertise-pod-cidr": either("kroute needs no announcements between nodes (docs/pod-network.md)", default=True),
+    "enable-overlay": switch([], ["--overlay", "off"], "false is `--overlay off`", default=True),
+    "overlay-type": renamed("--overlay", "subnet"),
+    "overlay-encap": renamed("--overlay-encap", "ipip", becomes=THE_SAME),
+    "overlay-encap-port": renamed("--overlay-encap-port", "5555", becomes=THE_SAME),
+    "enable-pod-egress": switch([], ["--pod-egress", "keep"], "false is `--pod-egress keep`", default=True),
+    "enable-cni": needed("with --pod-network kroute always writes a configuration of CNI"),
+    "auto-mtu": needed("kroute always finds the MTU of pods: leave this out"),
+    "disable-source-dest-check": either("kroute does not change what a cloud checks", default=True),
+    "injected-routes-sync-period": no_meaning("use --resync-period", "1m0s"),
+    "routes-sync-period": no_meaning("use --resync-period", "5m0s"),
 }
-"""The flags of kube-router's routing of pods. kroute may be started with its defaults, which its manifests repeat."""
+"""The flags of kube-router's routing of pods. Without `--pod-network` kroute makes nothing of them."""
 _SWITCHES = ("advertise-cluster-ip", "advertise-external-ip", "advertise-loadbalancer-ip", "override-nexthop")
 _PEERS = ("peer-router-asns", "peer-router-ips", "peer-router-ports")
 
@@ -267,7 +267,7 @@ _FLAGS: dict[str, Flag] = {
     "cluster-cidr": same("cluster-cidr", networks),
     "loadbalancer-ip-range": same("loadbalancer-ip-range", networks),
     **_BGP,
-    **{name: refused(_ROUTING, default) for name, default in _ROUTING_DEFAULTS.items()},
+    **_POD_NETWORK,
 }
 
 KUBE_ROUTER = OtherFlags("kube-router", _FLAGS)

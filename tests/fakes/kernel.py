@@ -112,6 +112,7 @@ class FakeKernel:
         self.pod_routes: dict[str, PodRoute] = {}
         self.pod_tunnels: dict[str, Tunnel] = {}
         self.pod_ports: set[tuple[int, int]] = set()
+        self.pod_rules: set[str] = set()
         self.version = (6, 1)
         self.writes: list[object] = []
         self._refusals: list[tuple[Callable[[object], bool], int]] = []

@@ -11,6 +11,7 @@ from kroute.kernel.net.pod_routes import (
     PodRoute,
     PodRouteChange,
     SetPodRoute,
+    SetRule,
     Tunnel,
 )
 from tests.fakes.client import FakeClient
@@ -35,11 +36,14 @@ class FakePodNetwork(FakeClient):
     async def read(self) -> tuple[dict[str, PodRoute], dict[str, Tunnel]]:
         return dict(self.routes), dict(self.tunnels)
 
+    async def rules(self) -> set[str]:
+        return set(self.kernel.pod_rules)
+
     async def mtu(self, interfaces: Collection[str]) -> int | None:
         return min((self.mtus[name] for name in interfaces if name in self.mtus), default=None)
 
     async def write(self, changes: Sequence[PodRouteChange]) -> list[Failure[PodRouteChange]]:
-        order = (MakeTunnel, SetPodRoute, DeletePodRoute, DeleteTunnel)
+        order = (MakeTunnel, SetPodRoute, SetRule, DeletePodRoute, DeleteTunnel)
         failures: list[Failure[PodRouteChange]] = []
         for change in sorted(changes, key=lambda it: order.index(type(it))):
             if number := self.kernel.refusal(change) or self._make(change):
@@ -78,6 +82,8 @@ class FakePodNetwork(FakeClient):
                 self.routes[network] = route
             case DeletePodRoute(network):
                 self.routes.pop(network, None)
+            case SetRule(network, is_wanted):
+                (self.kernel.pod_rules.add if is_wanted else self.kernel.pod_rules.discard)(network)
         return 0
 
     def _check_udp(self) -> None:

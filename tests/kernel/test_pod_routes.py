@@ -14,6 +14,7 @@ from kroute.kernel.net.pod_routes import (
     PodNetworkKernel,
     PodRoute,
     SetPodRoute,
+    SetRule,
     Tunnel,
 )
 from tests.kernel.nodes import run, uplink
@@ -42,7 +43,7 @@ async def test_routes_by_another_node_are_read_back_changed_and_deleted(kernel: 
     assert await kernel.write([SetPodRoute(*it, replaces=True) for it in other.items()]) == []
     assert (await kernel.read())[0] == other
     for _ in range(2):
-        assert await kernel.write([DeletePodRoute(PODS), DeletePodRoute(PODS6)]) == []
+        assert await kernel.write([DeletePodRoute(PODS, PodRoute()), DeletePodRoute(PODS6, PodRoute())]) == []
         assert (await kernel.read())[0] == {}
 
 
@@ -54,7 +55,7 @@ async def test_routes_of_other_programs_stay_and_win(kernel: PodNetworkKernel) -
     assert "via 192.168.9.9" in run("ip route get 10.244.2.7")
     assert "via fd99::9" in run("ip route get fd00:244:2::7")
     for _ in range(2):
-        assert await kernel.write([DeletePodRoute(PODS), DeletePodRoute(PODS6)]) == []
+        assert await kernel.write([DeletePodRoute(PODS, PodRoute()), DeletePodRoute(PODS6, PodRoute())]) == []
     assert "via 192.168.9.9" in run("ip route get 10.244.2.7")
     assert "via fd99::9" in run("ip route get fd00:244:2::7")
 
@@ -85,6 +86,35 @@ async def test_tunnels_are_made_read_back_and_routed_through(kernel: PodNetworkK
     assert await kernel.read() == (routes, {it.link: it for it in tunnels})
     assert await kernel.write([DeleteTunnel(it.link) for it in tunnels]) == []
     assert await kernel.read() == ({}, {})
+
+
+async def test_what_pods_send_to_nodes_behind_tunnels_goes_through_these(kernel: PodNetworkKernel) -> None:
+    assert await modules.load(["ipip", "ip6_tunnel"]) == []
+    tunnels = [Tunnel(NODE, ABROAD), Tunnel(NODE6, ABROAD6)]
+    routes = {
+        f"{ABROAD}/32": PodRoute(link=tunnels[0].link, is_for_pods=True),
+        f"{ABROAD6}/128": PodRoute(link=tunnels[1].link, is_for_pods=True),
+    }
+    run("ip link add pods type dummy")
+    run("ip link set pods up")
+    for address in ("10.244.1.1/24", "fd00:244:1::1/64 nodad"):
+        run(f"ip address add {address} dev pods")
+    own = {"10.244.1.0/24", "fd00:244:1::/64"}
+    run("ip rule add from 10.244.9.0/24 lookup 27508")
+    changes = [*map(MakeTunnel, tunnels), *(SetPodRoute(*it) for it in routes.items()), *map(SetRule, sorted(own))]
+    assert await kernel.write(changes) == []
+    assert (await kernel.read())[0] == routes
+    assert await kernel.rules() == own
+    assert f"dev {tunnels[0].link}" in run(f"ip route get {ABROAD} from 10.244.1.1")
+    assert f"dev {tunnels[1].link}" in run(f"ip route get {ABROAD6} from fd00:244:1::1")
+    for address in (ABROAD, ABROAD6):
+        assert "dev e0" in run(f"ip route get {address}"), "the tunnel itself must not go through the tunnel"
+    gone = [*(SetRule(it, is_wanted=False) for it in own), *(DeletePodRoute(*it) for it in routes.items())]
+    for _ in range(2):
+        assert await kernel.write(gone) == []
+        assert (await kernel.read())[0] == {}
+        assert await kernel.rules() == set()
+    assert "10.244.9.0/24" in run("ip rule")
 
 
 async def test_a_tunnel_of_another_program_between_the_same_ends_is_refused(kernel: PodNetworkKernel) -> None:

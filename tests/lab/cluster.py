@@ -127,16 +127,23 @@ class Cluster:
     """Nodes and a client on one wire.
 
     `nodes` are by name. `client` is outside of the cluster. `directory` is for temporary files. `wire` is the namespace
-    with the bridge `wire`, which has a port for each host, named after it.
+    with the bridge `wire`, which has a port for each host, named after it. Nodes that are not `connected` have neither
+    bridges for pods nor routes to those of others.
     """
 
     alive: ClassVar[set["Cluster"]] = set()
     """The clusters that exist now."""
 
     def __init__(
-        self, names: tuple[str, ...] = tuple(NODES), *, places: Mapping[str, Place] = NODES, client: Place = CLIENT
+        self,
+        names: tuple[str, ...] = tuple(NODES),
+        *,
+        places: Mapping[str, Place] = NODES,
+        client: Place = CLIENT,
+        connected: bool = True,
     ) -> None:
         """Build a cluster of the nodes `names`. It is complete when this returns."""
+        self._connected = connected
         self.traffic = Traffic()
         self.directory = Path(tempfile.mkdtemp(prefix="kroute-lab-"))
         self.prefix = f"kl-{os.getpid()}-{secrets.token_hex(2)}"
@@ -212,7 +219,8 @@ class Cluster:
         self._plug_in(*nodes.values())
         for name, node in nodes.items():
             others = [place for other, place in places.items() if other != name]
-            node.namespace.ip(_on_the_wire(places[name]) + _pod_network(places[name], others))
+            pods = _pod_network(places[name], others) if self._connected else ""
+            node.namespace.ip(_on_the_wire(places[name]) + pods)
             for sysctl, value in _ROUTER.items():
                 node.sysctl(sysctl, value)
         return nodes

@@ -7,6 +7,10 @@ A tunnel is a link for one other node: the kernel takes from it what that node's
 So no stranger puts packets into the pods' network. What a tunnel is follows from its name, so one that is to be another
 is another link. The kernel gives it the MTU of the interface towards the node, less the outer headers.
 
+What a node sends to pods through a tunnel has the node's address as source, and the answers must not go another way:
+networks between nodes drop what comes from pods. So rules have this node's pods look into TABLE first, which leads to
+the addresses of nodes behind tunnels through these.
+
 A tunnel with a port carries its packets in UDP, with the header of GUE (as kube-router's `--overlay-encap=fou`), and
 the kernel has to be told to take such packets at that port: `ports`, `set_port`. (The numbers are those of
 include/uapi/linux/if_tunnel.h, fou.h and if_link.h.)
@@ -21,6 +25,16 @@ from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.errors import Change, Failure, none_if_refused, raise_refusal
 from kroute.kernel.net.links import encode_delete_link, encode_no_link_local, set_link
+from kroute.kernel.net.policy_routing import (
+    FR_ACT_TO_TBL,
+    FRA_PRIORITY,
+    FRA_PROTOCOL,
+    FRA_SRC,
+    FRA_TABLE,
+    RTM_DELRULE,
+    RTM_GETRULE,
+    RTM_NEWRULE,
+)
 from kroute.kernel.netlink.client import GENERIC_HEADER, NetlinkClient, find_family, generic_message
 from kroute.kernel.netlink.message import (
     NLM_F_CREATE,
@@ -65,6 +79,7 @@ from kroute.kernel.netlink.rtnetlink import (
     RTM_NEWLINK,
     RTM_NEWROUTE,
     RTN_UNICAST,
+    listing,
 )
 from kroute.kernel.pods.pod_network import (
     CONF_RP_FILTER,
@@ -81,6 +96,10 @@ from kroute.kernel.pods.pod_network import (
 
 PROTOCOL = 108
 """What our routes name as their origin (`proto` of ip-route)."""
+TABLE = 27508
+"""The routing table of what this node's pods send to other nodes' own addresses."""
+PRIORITY = 32700
+"""Of the rules that lead to it: before table main."""
 METRIC = 2048
 """Greater than those that programs and the kernel give by themselves."""
 GUE_OVERHEAD = 12
@@ -120,15 +139,18 @@ class Tunnel(NamedTuple):
 class PodRoute(NamedTuple):
     """A route to pods of another node: by the node itself, or through the tunnel with this link.
 
-    `source` is that of what this node sends; "" if the kernel chooses.
+    `source` is that of what this node sends; "" if the kernel chooses. `is_for_pods`: it leads to the node's own
+    address, and only this node's pods take it.
     """
 
-    source: str
+    source: str = ""
     gateway: str = ""
     link: str = ""
+    is_for_pods: bool = False
 
     def __str__(self) -> str:
-        return f"{f'via {self.gateway}' if self.gateway else f'dev {self.link}'} src {self.source}"
+        way = f"via {self.gateway}" if self.gateway else f"dev {self.link}"
+        return f"{way}{f' src {self.source}' if self.source else ''}{f' table {TABLE}' if self.is_for_pods else ''}"
 
 
 class SetPodRoute(Change, frozen=True):
@@ -147,6 +169,17 @@ class DeletePodRoute(Change, frozen=True):
     words = "delete the route to the pods in {change.network}"
 
     network: str
+    route: PodRoute
+
+
+class SetRule(Change, frozen=True):
+    """Have this node's pods with addresses in a network look into TABLE first; not `is_wanted`: no longer."""
+
+    network: str
+    is_wanted: bool = True
+
+    def __str__(self) -> str:
+        return f"{'write' if self.is_wanted else 'delete'} the routing rule for this node's pods in {self.network}"
 
 
 class MakeTunnel(Change, frozen=True):
@@ -165,8 +198,8 @@ class DeleteTunnel(Change, frozen=True):
     link: str
 
 
-PodRouteChange: TypeAlias = SetPodRoute | DeletePodRoute | MakeTunnel | DeleteTunnel
-_ORDER = (MakeTunnel, SetPodRoute, DeletePodRoute, DeleteTunnel)
+PodRouteChange: TypeAlias = SetPodRoute | DeletePodRoute | MakeTunnel | DeleteTunnel | SetRule
+_ORDER = (MakeTunnel, SetPodRoute, SetRule, DeletePodRoute, DeleteTunnel)
 
 
 def is_tunnel(link: str) -> bool:
@@ -184,11 +217,20 @@ class PodRoutes(NetlinkClient):
         names = dict(socket.if_nameindex())
         found: dict[str, PodRoute] = {}
         for family in _KINDS:
-            header = ROUTE_HEADER.pack(family, 0, 0, 0, RT_TABLE_MAIN, PROTOCOL, 0, RTN_UNICAST, 0)
+            header = ROUTE_HEADER.pack(family, 0, 0, 0, 0, PROTOCOL, 0, RTN_UNICAST, 0)
             query = message(RTM_GETROUTE, NLM_F_DUMP, header)
             parsed = await self.netlink.request(query, lambda payload: _parse_route(payload, names))
             found.update(parsed)  # a kernel without IPv6 answers with those of IPv4 again
         return found
+
+    async def rules(self) -> set[str]:
+        """The networks of the rules that are ours."""
+        found: list[str] = []
+        for family in _KINDS:
+            lacks_family = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP) if family == socket.AF_INET6 else ()
+            request = self.netlink.request(listing(RTM_GETRULE, family), _parse_rule)
+            found += await none_if_refused(request, *lacks_family) or ()
+        return set(found)
 
     async def tunnels(self) -> dict[str, Tunnel]:
         """Our tunnels, by the names of their links."""
@@ -219,7 +261,8 @@ class PodRoutes(NetlinkClient):
                 isinstance(change, DeleteTunnel) and change.link not in indexes
             ):
                 rest.append(change)
-        return failures + await self.write_each(rest, lambda change: _encode(change, indexes), {errno.ESRCH})
+        harmless = {errno.ESRCH, errno.ENOENT}
+        return failures + await self.write_each(rest, lambda change: _encode(change, indexes), harmless)
 
     async def _make(self, changes: Sequence[MakeTunnel]) -> list[Failure[PodRouteChange]]:
         """Make tunnels: down at first, since their links take some settings only when they exist."""
@@ -275,6 +318,11 @@ class PodNetworkKernel:
         async with PodRoutes() as client:
             return await client.routes(), await client.tunnels()
 
+    async def rules(self) -> set[str]:
+        """The networks of this node's pods for which there are rules."""
+        async with PodRoutes() as client:
+            return await client.rules()
+
     async def mtu(self, interfaces: Collection[str]) -> int | None:
         """The smallest MTU of these interfaces; None if none of them exists."""
         async with PodRoutes() as client:
@@ -302,17 +350,22 @@ def _encode(change: PodRouteChange, indexes: Mapping[str, int]) -> bytes:
             return _create(tunnel)
         case SetPodRoute(_, route):
             return _set_route(change, indexes.get(route.link, 0))
-        case DeletePodRoute(network):
-            return _delete_route(network)
+        case DeletePodRoute(network, route):
+            return message(RTM_DELROUTE, 0, _destination(network, 0, is_for_pods=route.is_for_pods))
         case DeleteTunnel(link):
             return encode_delete_link(indexes[link])
+        case SetRule(network, is_wanted):
+            flags = NLM_F_CREATE | NLM_F_EXCL if is_wanted else 0
+            return message(RTM_NEWRULE if is_wanted else RTM_DELRULE, flags, _rule(network))
 
 
 def _set_route(change: SetPodRoute, index: int) -> bytes:
     flags = NLM_F_CREATE | (NLM_F_REPLACE if change.replaces else NLM_F_EXCL)
     route = change.route
     scope = RT_SCOPE_LINK if index and ":" not in change.network else 0
-    body = _destination(change.network, scope) + attribute(RTA_PREFSRC, pack_address(route.source))
+    body = _destination(change.network, scope, is_for_pods=route.is_for_pods)
+    if route.source:
+        body += attribute(RTA_PREFSRC, pack_address(route.source))
     if route.gateway:
         body += attribute(RTA_GATEWAY, pack_address(route.gateway))
     if index:
@@ -320,33 +373,41 @@ def _set_route(change: SetPodRoute, index: int) -> bytes:
     return message(RTM_NEWROUTE, flags, body)
 
 
-def _delete_route(network: str) -> bytes:
-    return message(RTM_DELROUTE, 0, _destination(network, 0))
-
-
-def _destination(network: str, scope: int) -> bytes:
+def _destination(network: str, scope: int, *, is_for_pods: bool) -> bytes:
     """What our route to a network has at least."""
     address, _, length = network.partition("/")
-    header = ROUTE_HEADER.pack(
-        address_family(address), int(length), 0, 0, RT_TABLE_MAIN, PROTOCOL, scope, RTN_UNICAST, 0
-    )
-    return header + attribute(RTA_DST, pack_address(address)) + u32(RTA_PRIORITY, METRIC)
+    header = ROUTE_HEADER.pack(address_family(address), int(length), 0, 0, 0, PROTOCOL, scope, RTN_UNICAST, 0)
+    table = TABLE if is_for_pods else RT_TABLE_MAIN
+    return header + attribute(RTA_DST, pack_address(address)) + u32(RTA_PRIORITY, METRIC) + u32(RTA_TABLE, table)
+
+
+def _rule(network: str) -> bytes:
+    address, _, length = network.partition("/")
+    header = ROUTE_HEADER.pack(address_family(address), 0, int(length), 0, 0, 0, 0, FR_ACT_TO_TBL, 0)
+    rest = u32(FRA_PRIORITY, PRIORITY) + u32(FRA_TABLE, TABLE) + u8(FRA_PROTOCOL, PROTOCOL)
+    return header + attribute(FRA_SRC, pack_address(address)) + rest
+
+
+def _parse_rule(payload: bytes) -> str | None:
+    """The network of a rule of ours; None for any other."""
+    length, found = ROUTE_HEADER.unpack_from(payload)[2], attributes(payload, ROUTE_HEADER.size)
+    is_ours = number_in(found, FRA_TABLE) == TABLE and found.get(FRA_PROTOCOL) == bytes([PROTOCOL])
+    is_right = number_in(found, FRA_PRIORITY) == PRIORITY and FRA_SRC in found
+    return f"{unpack_address(found[FRA_SRC])}/{length}" if is_ours and is_right else None
 
 
 def _parse_route(payload: bytes, names: Mapping[int, str]) -> tuple[str, PodRoute] | None:
     _, length, _, _, table, protocol, _, kind, _ = ROUTE_HEADER.unpack_from(payload)
     found = attributes(payload, ROUTE_HEADER.size)
-    table = number_in(found, RTA_TABLE, table)
-    if (table, protocol, kind) != (RT_TABLE_MAIN, PROTOCOL, RTN_UNICAST) or RTA_DST not in found:
+    is_for_pods = (table := number_in(found, RTA_TABLE, table)) == TABLE
+    if table not in {RT_TABLE_MAIN, TABLE} or (protocol, kind) != (PROTOCOL, RTN_UNICAST) or RTA_DST not in found:
         return None
     if number_in(found, RTA_PRIORITY) != METRIC:
         return None
     source = unpack_address(found[RTA_PREFSRC]) if RTA_PREFSRC in found else ""
-    if RTA_GATEWAY in found:
-        route = PodRoute(source, gateway=unpack_address(found[RTA_GATEWAY]))
-    else:
-        route = PodRoute(source, link=names.get(number_in(found, RTA_OIF), ""))
-    return f"{unpack_address(found[RTA_DST])}/{length}", route
+    gateway = unpack_address(found[RTA_GATEWAY]) if RTA_GATEWAY in found else ""
+    link = "" if gateway else names.get(number_in(found, RTA_OIF), "")
+    return f"{unpack_address(found[RTA_DST])}/{length}", PodRoute(source, gateway, link, is_for_pods)
 
 
 def _create(tunnel: Tunnel) -> bytes:

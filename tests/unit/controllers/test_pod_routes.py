@@ -25,6 +25,8 @@ ROUTES = {
     "fd00:244:0:1::/64": PodRoute(NODE_IPV6, gateway=NEAR6),
     "10.244.2.0/24": PodRoute(NODE_IPV4, link=TUNNEL.link),
     "fd00:244:0:2::/64": PodRoute(NODE_IPV6, link=TUNNEL6.link),
+    f"{FAR}/32": PodRoute(link=TUNNEL.link, is_for_pods=True),
+    f"{FAR6}/128": PodRoute(link=TUNNEL6.link, is_for_pods=True),
 }
 
 
@@ -63,6 +65,7 @@ async def test_routes_tunnels_and_the_configuration_of_cni_are_written(tmp_path:
     node = await started(new_node(tmp_path))
     assert node.kernel.pod_routes == ROUTES
     assert node.kernel.pod_tunnels == {TUNNEL.link: TUNNEL, TUNNEL6.link: TUNNEL6}
+    assert node.kernel.pod_rules == set(OWN)
     bridge, portmap = cni_of(node)["plugins"]
     assert bridge["mtu"] == 1500 - 40
     assert bridge["ipam"]["ranges"] == [[{"subnet": network}] for network in OWN]
@@ -102,7 +105,7 @@ async def test_a_node_that_goes_takes_its_routes_and_tunnels_along_and_no_others
     await node.settle()
     assert set(node.kernel.pod_routes) == {"10.244.1.0/24", "fd00:244:0:1::/64"}
     assert node.kernel.pod_tunnels == {}
-    assert len(node.clients.pod_network.written) == 4
+    assert len(node.clients.pod_network.written) == 6
 
 
 async def test_a_node_that_moves_into_the_subnet_has_its_routes_replaced(tmp_path: Path) -> None:
@@ -121,7 +124,7 @@ async def test_what_another_program_deletes_is_repaired(tmp_path: Path) -> None:
     del node.kernel.pod_routes["10.244.1.0/24"]
     await node.resync()
     assert node.kernel.pod_routes == ROUTES
-    assert node.pod_routes.statistics().repairs == 3
+    assert node.pod_routes.statistics().repairs == 4
 
 
 async def test_a_link_that_comes_back_has_its_routes_at_once(tmp_path: Path) -> None:
@@ -155,7 +158,7 @@ async def test_a_tunnel_that_is_refused_keeps_back_its_routes_alone(tmp_path: Pa
     node = new_node(tmp_path)
     node.kernel.refuse(lambda change: isinstance(change, MakeTunnel) and change.tunnel == TUNNEL, errno.EEXIST)
     await started(node)
-    assert set(node.kernel.pod_routes) == ROUTES.keys() - {"10.244.2.0/24"}
+    assert set(node.kernel.pod_routes) == ROUTES.keys() - {"10.244.2.0/24", f"{FAR}/32"}
     node.kernel.accept_all()
     await node.resync()
     assert node.kernel.pod_routes == ROUTES
@@ -189,7 +192,7 @@ async def test_other_settings_replace_tunnels_and_routes_without_a_gap(tmp_path:
     again = await started(node.restarted(**kept, overlay_encap="fou"))
     assert {tunnel.port for tunnel in again.kernel.pod_tunnels.values()} == {5555}
     kinds = [type(change).__name__ for change in again.clients.pod_network.written]
-    assert kinds == ["MakeTunnel"] * 2 + ["SetPodRoute"] * 2 + ["DeleteTunnel"] * 2
+    assert kinds == ["MakeTunnel"] * 2 + ["SetPodRoute"] * 4 + ["DeleteTunnel"] * 2
 
 
 async def test_a_directory_that_cannot_be_written_is_said_and_routes_are_there(tmp_path: Path) -> None:
@@ -233,6 +236,7 @@ async def test_a_cleanup_removes_routes_tunnels_ports_and_the_configuration(tmp_
     await again.open()
     report = await again.cleanup()
     assert report.failed == []
-    assert (node.kernel.pod_routes, node.kernel.pod_tunnels, node.kernel.pod_ports) == ({}, {}, set())
+    kernel = node.kernel
+    assert (kernel.pod_routes, kernel.pod_tunnels, kernel.pod_ports, kernel.pod_rules) == ({}, {}, set(), set())
     assert [path.name for path in (tmp_path / "cni").iterdir()] == ["20-others.conflist"]
     assert (await again.cleanup()).undone == []

@@ -1,0 +1,201 @@
+"""kroute connects pods: three nodes in two subnets, with the real plugins of CNI and packets through real tunnels.
+
+The router between the subnets knows no pods. Where tunnels are in UDP it forwards nothing else between nodes but UDP.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.lab.cluster import Cluster, Node, Pod
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.feed import feed_for
+from tests.lab.objects import Object, endpoint_slices, service
+from tests.lab.pod_network import FAR, Runtime, in_two_subnets, routes_of
+from tests.lab.topology import POD_RANGE, POD_RANGE6
+from tests.scenarios.conftest import FAMILIES
+from tests.scenarios.test_network_policies import Policies, described, hangs, reaches
+from tests.unit.planning.policies.cluster import ingress, namespace, pods_with
+
+PORT = 8080
+LARGE = 20_000
+"""Bytes of a request; many packets of any MTU here."""
+CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+OVERLAYS = [
+    ("subnet", "ipip"),
+    ("full", "ipip"),
+    ("subnet", "fou"),
+    ("full", "fou"),
+]
+
+
+class Network(NamedTuple):
+    """A cluster whose pods kroute connects. `flags` are those of kroute."""
+
+    cluster: Cluster
+    deployment: Deployment
+    runtimes: dict[str, Runtime]
+    flags: tuple[str, ...]
+
+    async def start(self, *more: str, nodes: Iterable[str] = ()) -> None:
+        for name in nodes or self.cluster.nodes:
+            directory = str(self.runtimes[name].directory)
+            await self.deployment.start(*self.flags, "--cni-directory", directory, *more, nodes=(name,))
+
+    async def pods(self) -> list[Pod]:
+        """A pod on each node, of the name web-NODE."""
+        made = []
+        for name, runtime in self.runtimes.items():
+            await eventually(runtime.configuration)
+            made.append(await runtime.pod(f"web-{name}", http=PORT))
+        return made
+
+
+@asynccontextmanager
+async def network(scratch: Path, *flags: str) -> AsyncIterator[Network]:
+    cluster = in_two_subnets()
+    try:
+        runtimes = {name: Runtime(cluster, node, scratch / name) for name, node in cluster.nodes.items()}
+        deployment = Deployment(cluster, feed_for(cluster, scratch))
+        usual = "--pod-network", "--cluster-cidr", f"{POD_RANGE},{POD_RANGE6}"
+        yield Network(cluster, deployment, runtimes, (*usual, *flags))
+    finally:
+        cluster.close()
+
+
+def forward_udp_alone(cluster: Cluster) -> None:
+    """Have the router drop IP in IP between nodes, as the networks of some clouds do."""
+    cluster.client.run("nft", "add table inet filter")
+    cluster.client.run("nft", "add chain inet filter forward { type filter hook forward priority 0; }")
+    cluster.client.run("nft", "add rule inet filter forward meta l4proto { 4, 41 } drop")
+
+
+async def all_reach_each_other(pods: Iterable[Pod]) -> None:
+    """Each pod gets an answer of each, which sees the caller's own address; large requests too."""
+    pods = list(pods)
+    for caller in pods:
+        for called in pods:
+            for family in FAMILIES:
+                answer = await caller.http(family.of(called), PORT)
+                assert (answer.host, answer.peer) == (called.name, family.of(caller))
+                assert await caller.http_status(family.of(called), PORT, path="/" + "x" * LARGE) == 200
+
+
+@pytest.mark.nftables
+@pytest.mark.parametrize(("overlay", "encap"), OVERLAYS)
+async def test_pods_of_all_nodes_reach_each_other_and_the_outside(tmp_path: Path, overlay: str, encap: str) -> None:
+    async with network(tmp_path, "--overlay", overlay, "--overlay-encap", encap) as here:
+        if encap == "fou":
+            forward_udp_alone(here.cluster)
+        await here.start()
+        pods = await here.pods()
+        await all_reach_each_other(pods)
+        router = await here.cluster.client.serve(http=9000)
+        for node, pod in zip(here.cluster.nodes.values(), pods, strict=True):
+            for family in FAMILIES:
+                answer = await pod.http(family.of(router), 9000)
+                assert answer.peer == family.of(node), "what is outside sees the node's address"
+                for other in pods:
+                    assert (await node.http(family.of(other), PORT)).host == other.name
+        tunnels = here.cluster.node("node1").run("ip", "-br", "link").count("kroute-")
+        assert tunnels == 1 + (2 if overlay == "subnet" else 4), "the bridge, and a tunnel of each family for each node"
+
+
+@pytest.mark.nftables
+async def test_services_and_network_policies_reach_pods_through_tunnels(tmp_path: Path) -> None:
+    async with network(tmp_path, "--network-policies") as here:
+        policies = Policies(here.deployment)
+        await here.start()
+        pods = await here.pods()
+        near, web, far = pods
+        here.deployment.apply(namespace("shop"), *map(described, pods))
+        here.deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", [far]))
+        await policies.settled()
+        await all_reach_each_other(pods)
+        for family in FAMILIES:
+            for caller in (near, here.cluster.node("node1")):
+                assert (await eventually(partial(caller.http, family.service_ip, 8080))).host == far.name
+        await policies.apply(ingress(pods_with(app=near.name), selector={"matchLabels": {"app": far.name}}))
+        for family in FAMILIES:
+            await reaches(near, family.of(far))
+            await hangs(web, family.of(far))
+            assert (await near.http(family.service_ip, 8080)).host == far.name
+
+
+@pytest.mark.nftables
+async def test_a_restart_writes_nothing_and_a_cleanup_leaves_what_was_there(tmp_path: Path) -> None:
+    async with network(tmp_path) as here:
+        node = here.cluster.node("node1")
+        node.namespace.ip("route add 10.77.0.0/24 via 192.168.123.77 proto 108 metric 5\n")
+        before = node.snapshot(), sorted(routes_of(node))
+        await here.start()
+        pods = await here.pods()
+        written = sorted(routes_of(node)), links(node), here.runtimes["node1"].configuration()
+        stream = await pods[0].open_stream(pods[2].ip, PORT)
+        agent = here.deployment.agents["node1"]
+        assert await agent.terminate() == 0
+        await here.start(nodes=["node1"])
+        await asyncio.sleep(0)
+        assert (sorted(routes_of(node)), links(node), here.runtimes["node1"].configuration()) == written
+        await stream.close()
+        node.remove_pod(pods[0])
+        assert await here.deployment.agents.pop("node1").terminate() == 0
+        cleanup = await node.kroute("cleanup", "--cni-directory", str(here.runtimes["node1"].directory))
+        assert await cleanup.wait() == 0, cleanup.log.read_text()
+        node.namespace.ip("link delete kroute-pods\n")
+        assert (node.snapshot(), sorted(routes_of(node))) == before
+        assert not list(here.runtimes["node1"].directory.iterdir())
+
+
+def links(node: Node) -> str:
+    return node.run("ip", "-br", "link")
+
+
+@pytest.mark.nftables
+async def test_routes_of_others_stay_and_a_hostile_node_takes_nothing(tmp_path: Path) -> None:
+    async with network(tmp_path) as here:
+        node1, node2 = here.cluster.node("node1"), here.cluster.node("node2")
+        theirs = "172.20.104.0/24 via 192.168.123.248 dev eth0"
+        node1.namespace.ip("route add 172.20.104.0/24 via 192.168.123.248\n")
+        here.deployment.apply(*(hostile(number, cidr) for number, cidr in enumerate(HOSTILE)))
+        await here.start()
+        pods = await here.pods()
+        await all_reach_each_other(pods)
+        assert theirs in [route.strip() for route in routes_of(node1)]
+        assert not [route for node in (node1, node2) for route in routes_of(node) if "192.168.123.66" in route]
+        far = here.cluster.node(FAR)
+        [own] = [it for it in here.deployment.node_objects if it["metadata"]["name"] == FAR]
+        here.deployment.delete(own)
+        await eventually(partial(has_no_route_to, node1, "172.20.135.0/24"), within=30)
+        assert far.name not in links(node1)
+        node1.run("ip", "link", "set", "eth0", "down")
+        node1.run("ip", "link", "set", "eth0", "up")
+        await eventually(partial(has_route_to, node1, "proto 108 src"), within=30)
+
+
+HOSTILE = "0.0.0.0/0", "172.20.0.0/16", "172.20.104.0/25", "192.168.123.0/24", "10.254.0.0/16", "::/0", "nonsense"
+
+
+def hostile(number: int, cidr: str) -> Object:
+    """A Node that claims what is not its own."""
+    addresses = [{"type": "InternalIP", "address": it} for it in ("192.168.123.66", "fd00:192:168:123::66")]
+    metadata = {"name": f"zz-hostile{number}", "creationTimestamp": "2030-01-01T00:00:00Z"}
+    spec, status = {"podCIDRs": [cidr]}, {"addresses": addresses}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec, "status": status}
+
+
+def has_no_route_to(node: Node, network: str) -> None:
+    assert not has_any(node, network)
+
+
+def has_route_to(node: Node, text: str) -> None:
+    assert has_any(node, text)
+
+
+def has_any(node: Node, text: str) -> bool:
+    return any(text in route for route in routes_of(node))
