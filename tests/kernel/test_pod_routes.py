@@ -84,6 +84,9 @@ async def test_tunnels_are_made_read_back_and_routed_through(kernel: PodNetworkK
     assert list(routes_after) == [PODS6], "the kernel has deleted the route of IPv4 with its link"
     assert await kernel.write([MakeTunnel(tunnels[0]), SetPodRoute(PODS, routes[PODS])]) == []
     assert await kernel.read() == (routes, {it.link: it for it in tunnels})
+    assert await kernel.write([DeletePodRoute(*it) for it in routes.items()]) == []
+    assert (await kernel.read())[0] == {}
+    assert await kernel.write([SetPodRoute(*it) for it in routes.items()]) == []
     assert await kernel.write([DeleteTunnel(it.link) for it in tunnels]) == []
     assert await kernel.read() == ({}, {})
 

@@ -67,6 +67,7 @@ from kroute.kernel.netlink.rtnetlink import (
     LINK_HEADER,
     ROUTE_HEADER,
     RT_SCOPE_LINK,
+    RT_SCOPE_NOWHERE,
     RTA_DST,
     RTA_GATEWAY,
     RTA_OIF,
@@ -351,7 +352,8 @@ def _encode(change: PodRouteChange, indexes: Mapping[str, int]) -> bytes:
         case SetPodRoute(_, route):
             return _set_route(change, indexes.get(route.link, 0))
         case DeletePodRoute(network, route):
-            return message(RTM_DELROUTE, 0, _destination(network, 0, is_for_pods=route.is_for_pods))
+            gone = _destination(network, RT_SCOPE_NOWHERE, is_for_pods=route.is_for_pods)  # of any scope
+            return message(RTM_DELROUTE, 0, gone)
         case DeleteTunnel(link):
             return encode_delete_link(indexes[link])
         case SetRule(network, is_wanted):

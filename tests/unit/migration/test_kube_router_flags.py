@@ -26,6 +26,11 @@ ACCEPTED: dict[str, tuple[list[str], dict[str, object]]] = {
     "ipvs-graceful-termination": (["--ipvs-graceful-termination"], {}),
     "run-service-proxy": (["--run-service-proxy=true"], {}),
     "run-router": (["--run-router"], {}),
+    "enable-overlay": (["--enable-overlay=false"], {"overlay": "off"}),
+    "overlay-type": (["--overlay-type=full"], {"overlay": "full"}),
+    "overlay-encap": (["--overlay-encap=fou", "--overlay-encap-port=5556"], {"overlay_encap_port": 5556}),
+    "enable-pod-egress": (["--enable-pod-egress=false"], {"pod_egress": "keep"}),
+    "enable-cni": (["--enable-cni", "--auto-mtu=true", "--routes-sync-period=5m0s"], {}),
     "run-firewall": (["--run-firewall=true"], {}),
     "cache-sync-timeout": (["--cache-sync-timeout=60s"], {}),
     "run-loadbalancer": (
