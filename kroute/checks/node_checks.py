@@ -17,6 +17,7 @@ from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled_o
 from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
 from kroute.kernel.clients import IpvsClient, LinkClient, SysctlClient
+from kroute.kernel.cni import PLUGIN_DIRECTORIES, others_before
 from kroute.kernel.mounts import VOLATILE, file_system_of
 from kroute.kernel.net.policy_routing import PolicyRouting
 from kroute.kernel.nftables.client import Nftables
@@ -27,7 +28,7 @@ from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Node
 from kroute.reconcile.ledger import Ledger, LedgerError
-from kroute.settings import DEFAULTS, Settings
+from kroute.settings import DEFAULTS, OFF, Settings
 
 BACKEND, SYSCTL, PROXIES, NODE, STATE = "backend", "sysctls", "proxies", "node", "state"
 
@@ -44,6 +45,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     findings = [*failures, *(ok(check, sentence) for check, sentence in fulfilled.items() if check not in failing)]
     findings += [*check_state_directory(settings.state_dir), *await check_scheduler(settings.usual_scheduler)]
     findings += [*await check_direct_return(settings, ipv6=ipv6), *await check_bird(settings)]
+    findings += await check_pod_network(settings, ipv6=ipv6)
     circumstances = Circumstances(modules.kernel_version(), ipv6, settings.strict_arp)
     findings += check_sysctls(Sysctls(settings.proc_sys), circumstances, node_rows(settings))
     if failures or choice is None:
@@ -261,3 +263,41 @@ async def check_direct_return(settings: Settings, *, ipv6: bool, proc: Path = Pa
         message = "the processes of the node's pods cannot be seen from this PID namespace"
         found.append(warning(DIRECT_RETURN, message, f"set hostPID in the pod, {_PAGE}"))
     return found or [ok(DIRECT_RETURN, "pods here can be prepared")]
+
+
+POD_NETWORK = "pod network"
+PLUGINS = ("bridge", "host-local", "portmap")
+"""The CNI plugins that kroute's configuration names."""
+
+
+async def check_pod_network(
+    settings: Settings, *, ipv6: bool, plugin_directories: Iterable[Path] = PLUGIN_DIRECTORIES
+) -> list[Finding]:
+    """Whether container runtimes can give pods kroute's network, and the kernel has the tunnels.
+
+    Nothing is looked at without `--pod-network`. `ipv6`: as in `check_node`.
+    """
+    if not settings.pod_network:
+        return []
+    page, found = "see docs/pod-network.md", []
+    directories = list(plugin_directories)
+    missing = [name for name in PLUGINS if not any((directory / name).exists() for directory in directories)]
+    if missing:
+        message = f"the CNI plugins {', '.join(missing)} are in none of {', '.join(map(str, directories))}"
+        found.append(warning(POD_NETWORK, message, f"install them where the container runtime looks for them; {page}"))
+    try:
+        before = others_before(settings.cni_file)
+    except FileNotFoundError:
+        before = []
+    except OSError as error:
+        message = f"{settings.cni_directory} cannot be read: {error.strerror}"
+        found.append(warning(POD_NETWORK, message, f"correct --cni-directory; {page}"))
+    else:
+        if before:
+            message = f"container runtimes read {before[0]} in {settings.cni_directory}, and not kroute's configuration"
+            found.append(warning(POD_NETWORK, message, f"delete it once its network plugin has ended; {page}"))
+    tunnels = [] if settings.overlay == OFF else ["ipip", *(["ip6_tunnel"] if ipv6 else [])]
+    tunnels += ["fou", *(["fou6"] if ipv6 else [])] if settings.tunnel_port else []
+    lacking = await preflight.findings(Required({}, dict.fromkeys(tunnels, "tunnels to other nodes")))
+    found += [warning(POD_NETWORK, it.message, f"{it.next_step}; or --overlay off, {page}") for it in lacking]
+    return found or [ok(POD_NETWORK, "container runtimes have what they need to give pods kroute's network")]

@@ -302,6 +302,12 @@ def routing_problems(problems: Iterable[Problem], found: PeerList) -> Iterator[S
             yield warning("PeerDown", message, "check the way to the peer, and its AS number, address and password")
 
 
+def pod_network_problems(problems: Iterable[Problem]) -> Iterator[StatusProblem]:
+    """What keeps pods of this node and others from reaching each other."""
+    for problem in problems:
+        yield warning(problem.reason, problem.message, "see docs/pod-network.md")
+
+
 def eligibility_problems(reason: str | None) -> Iterator[StatusProblem]:
     """Why load balancers should send this node no new connections, if they should not."""
     if reason:

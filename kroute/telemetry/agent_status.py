@@ -1,6 +1,7 @@
 """The answer of a running agent to `kroute status`."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from kroute import __version__
 from kroute.inspect import shared_state
@@ -16,6 +17,7 @@ from kroute.inspect.status import (
     kernel_problems,
     manifest_problems,
     plan_problems,
+    pod_network_problems,
     policy_problems,
     proxy_problems,
     rfc3339,
@@ -35,6 +37,9 @@ from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.shared_answers import SharedAnswers
 from kroute.telemetry.statistics import STARTED, Statistics
 from kroute.watchers.kubernetes.errors import denial
+
+if TYPE_CHECKING:
+    from kroute.controllers.pod_routes import PodRoutes
 
 
 class AgentStatus:
@@ -96,6 +101,7 @@ class AgentStatus:
                 *plan_problems(plans),
                 *(policy_problems(parts.policies.catalog.problems) if parts.policies is not None else ()),
                 *await self._routing_problems(),
+                *pod_network_problems(routes.problems if (routes := self._pod_routes) is not None else ()),
             ],
         )
 
@@ -103,6 +109,10 @@ class AgentStatus:
         waits_for, rival = self._parts.ownership.waits_for, self._parts.ownership.rival
         has_policies = rival is not None and rival.has_policies
         return proxy_problems(str(waits_for or ""), str(rival or ""), has_policies=has_policies)
+
+    @property
+    def _pod_routes(self) -> "PodRoutes | None":
+        return self._parts.controllers.optional.pod_routes
 
     async def _routing_problems(self) -> list[StatusProblem]:
         if (announcing := self._parts.controllers.optional.announcing) is None:

@@ -113,7 +113,9 @@ def of_control_plane(place: Place, credentials: Credentials) -> tuple[dict[str, 
     return commands, {**files, f"{KUBERNETES}/admin": credentials.kubeconfig("admin")}
 
 
-def of_node(place: Place, credentials: Credentials) -> tuple[dict[str, str], dict[str, str]]:
+def of_node(
+    place: Place, credentials: Credentials, *, has_pod_network: bool = True
+) -> tuple[dict[str, str], dict[str, str]]:
     """The commands of a node by their names, and its files by their paths."""
     commands = {
         "containerd": "containerd --config /etc/containerd/config.toml",
@@ -122,7 +124,7 @@ def of_node(place: Place, credentials: Credentials) -> tuple[dict[str, str], dic
     }
     return commands, {
         "/etc/containerd/config.toml": _CONTAINERD,
-        "/etc/cni/net.d/10-lab.conflist": json.dumps(_cni(place), indent=1),
+        **({"/etc/cni/net.d/10-lab.conflist": json.dumps(_cni(place), indent=1)} if has_pod_network else {}),
         f"{KUBERNETES}/ca.crt": credentials.file("ca.crt"),
         f"{KUBERNETES}/kubelet": credentials.kubeconfig(f"system:node:{place.name}"),
         f"{KUBERNETES}/kubelet.yaml": json.dumps({**_KUBELET, "clusterDNS": [DNS[place.families[0]]]}, indent=1),

@@ -137,10 +137,19 @@ class Cluster:
     """A running cluster, for the length of a `with`: some nodes, each in a zone of its own.
 
     `families` (4, 6) are those of all addresses, the primary one first. `server` is the URL of its API server. With
-    `beside` the control plane is processes of the host, which a busy host slows down less than a machine.
+    `beside` the control plane is processes of the host, which a busy host slows down less than a machine. Without
+    `has_pod_network` nodes have neither a configuration of CNI nor routes to pods, and no node becomes ready by itself.
     """
 
-    def __init__(self, nodes: int = 2, families: Sequence[int] = DUAL_STACK, *, beside: bool = False) -> None:
+    def __init__(
+        self,
+        nodes: int = 2,
+        families: Sequence[int] = DUAL_STACK,
+        *,
+        beside: bool = False,
+        has_pod_network: bool = True,
+    ) -> None:
+        self._has_pod_network = has_pod_network
         store = images.prepare()
         self.directory = Path(tempfile.mkdtemp(prefix="cluster-"))
         control = Place("control", 10, families)
@@ -166,13 +175,19 @@ class Cluster:
             place: Place, memory: int, software: tuple[dict[str, str], dict[str, str]], store: str, *routes: str
         ) -> Host:
             own = {**variables, "STORE": store}
-            return Host(place, memory, self.wire, own, software, [*components.routes(place, places), *routes])
+            to_pods = components.routes(place, places) if has_pod_network else []
+            return Host(place, memory, self.wire, own, software, [*to_pods, *routes])
 
         memory = 0 if beside else CONTROL_MEMORY
         by_node = components.routes_to_services(places[0])
         self.control = host(control, memory, components.of_control_plane(control, self.credentials), "", *by_node)
         self.nodes = {
-            it.name: host(it, NODE_MEMORY, components.of_node(it, self.credentials), str(store / "node"))
+            it.name: host(
+                it,
+                NODE_MEMORY,
+                components.of_node(it, self.credentials, has_pod_network=has_pod_network),
+                str(store / "node"),
+            )
             for it in places
         }
 
@@ -279,20 +294,26 @@ class Cluster:
     def _wait_until_ready(self) -> None:
         self.wait_until("the API server is ready", self._api_server_is_ready, LONGEST_START)
         self.apply(*(_node_object(node.place) for node in self.nodes.values()))
-        self.wait_until("all nodes are ready", self._nodes_are_ready, LONGEST_START)
+        if self._has_pod_network:
+            self.wait_until("all nodes are ready", self.nodes_are_ready, LONGEST_START)
+        else:
+            self.wait_until("all kubelets have spoken", self._kubelets_have_spoken, LONGEST_START)
 
     def _api_server_is_ready(self) -> bool:
         return self.kubectl("get", "--raw", "/readyz") == "ok"
 
-    def _nodes_are_ready(self) -> bool:
+    def nodes_are_ready(self) -> bool:
+        """Whether every kubelet says that its node is ready."""
+        return {name for name, status in self._said_of_nodes() if status == "True"} == set(self.nodes)
+
+    def _kubelets_have_spoken(self) -> bool:
+        return {name for name, _ in self._said_of_nodes()} == set(self.nodes)
+
+    def _said_of_nodes(self) -> list[tuple[str, str]]:
+        """The nodes of which it is said whether they are ready, each with what is said."""
         nodes = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
-        ready = [
-            node["metadata"]["name"]
-            for node in nodes
-            for it in node["status"].get("conditions", ())
-            if (it["type"], it["status"]) == ("Ready", "True")
-        ]
-        return set(ready) == set(self.nodes)
+        said = ((node["metadata"]["name"], it) for node in nodes for it in node["status"].get("conditions", ()))
+        return [(name, it["status"]) for name, it in said if it["type"] == "Ready"]
 
 
 def _node_object(place: Place) -> dict[str, object]:

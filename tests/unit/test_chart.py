@@ -77,6 +77,7 @@ FORMS = [
     ("MARK", ["0x4000", "16384"], ["4000h", "-1"]),
     ("NAME", ["cni0"], ["a/b", "a b", ""]),
     ("PERCENT", ["0.1%", "5%", "1 %"], ["0.1", "many", "-1%"]),
+    ("directory", ["/etc/cni/net.d", "/"], ["net.d", "/etc/a b", ""]),
     ("PORT[,PORT]", ["179", "0,1790"], ["bgp", "179-180", "123456"]),
     ("PORT[-PORT][,...]", ["22", "22,2379-2380"], ["ssh", "22-", "123456"]),
     (
@@ -138,6 +139,7 @@ def test_the_objects_are_those_of_kustomize(name: str, values: dict[str, Any]) -
         ("network-policies", {"settings": {"network-policies": True}}),
         ("load-balancer-addresses", {"settings": {"allocate-load-balancer-ips": True}}),
         ("direct-return", {"settings": {"direct-return": True}}),
+        ("pod-network", {"settings": {"pod-network": True}}),
     ],
 )
 def test_a_component_of_kustomize_is_a_value(name: str, values: dict[str, Any], tmp_path: Path) -> None:

@@ -123,6 +123,10 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- end }}
 
+{{- define "kroute.cni" -}}
+{{- get .Values.settings "cni-directory" | default "/etc/cni/net.d" }}
+{{- end }}
+
 {{- define "kroute.env" -}}
 - name: KROUTE_NODE_NAME
   valueFrom:
