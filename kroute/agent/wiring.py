@@ -103,8 +103,7 @@ class Agent:
         monitor = kernel.monitor(except_interface=settings.dummy_interface, routes=False)
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces, monitor=monitor)
         policy_catalog = _policy_catalog(settings)
-        policies = _policies(policy_catalog, self._recorder)
-        plans = policies, _speaking(settings, self._recorder), _connecting(settings, self._recorder)
+        plans = _optional_plans(settings, policy_catalog, self._recorder)
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel, *plans)
         self._controllers.stage_gate.follow(self._changes.passed)
         self._traces = ProxyTraces(kernel, settings)
@@ -305,6 +304,13 @@ def _policy_catalog(settings: Settings) -> "PolicyCatalog | None":
     from kroute.planning.policies.catalog import PolicyCatalog  # noqa: PLC0415  few nodes have it
 
     return PolicyCatalog(settings.node_name, all_pods=settings.policy_default_deny)
+
+
+def _optional_plans(
+    settings: Settings, policies: "PolicyCatalog | None", recorder: EventRecorder
+) -> "tuple[Policies | None, Speaking | None, Connecting | None]":
+    """What the controllers need that plan by themselves, of those that the settings ask for."""
+    return _policies(policies, recorder), _speaking(settings, recorder), _connecting(settings, recorder)
 
 
 def _policies(catalog: "PolicyCatalog | None", recorder: EventRecorder) -> "Policies | None":

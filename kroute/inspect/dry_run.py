@@ -19,7 +19,7 @@ from kroute.controllers.pod_routes import Connecting
 from kroute.controllers.service_proxy.readiness import PATIENCE
 from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
-from kroute.inspect.recording import Recorder, RecordingCni, recording
+from kroute.inspect.recording import EDIT, Recorder, recording
 from kroute.kernel.cni import CniFile
 from kroute.kernel.errors import KernelError
 from kroute.kernel.node_kernel import NodeKernel
@@ -65,6 +65,20 @@ class PlannedChanges(Document):
     def names(self) -> list[str]:
         """The Services for which something would change, and the other things by their kind."""
         return [change.service or change.kind for change in self.changes]
+
+
+class RecordingCni:
+    """CNI's configuration, which is read, and of which only a write is recorded."""
+
+    def __init__(self, client: CniFile, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.read = client.read
+
+    def write(self, text: str) -> None:  # noqa: ARG002  the sentence has no room for it
+        self._recorder.note("CNI", EDIT, "write the configuration of CNI")
+
+    def remove(self) -> bool:
+        return False
 
 
 async def dry_run(

@@ -344,20 +344,6 @@ class RecordingPodNetwork(Recording[clients.PodNetworkClient], reads=("read", "r
         self._note("pod route", action, f"take packets of tunnels at UDP port {port}")
 
 
-class RecordingCni:
-    """CNI's configuration, which is read, and of which only a write is recorded."""
-
-    def __init__(self, client: clients.CniClient, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self.read = client.read
-
-    def write(self, text: str) -> None:  # noqa: ARG002  the sentence has no room for it
-        self._recorder.note("CNI", EDIT, "write the configuration of CNI")
-
-    def remove(self) -> bool:
-        return False
-
-
 class RecordingIpset(Recording[clients.IpsetClient], reads=("digest",)):
     """The sets and their entries."""
 

@@ -1,7 +1,6 @@
 """The answer of a running agent to `kroute status`."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from kroute import __version__
 from kroute.inspect import shared_state
@@ -37,9 +36,6 @@ from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.shared_answers import SharedAnswers
 from kroute.telemetry.statistics import STARTED, Statistics
 from kroute.watchers.kubernetes.errors import denial
-
-if TYPE_CHECKING:
-    from kroute.controllers.pod_routes import PodRoutes
 
 
 class AgentStatus:
@@ -101,7 +97,6 @@ class AgentStatus:
                 *plan_problems(plans),
                 *(policy_problems(parts.policies.catalog.problems) if parts.policies is not None else ()),
                 *await self._routing_problems(),
-                *pod_network_problems(routes.problems if (routes := self._pod_routes) is not None else ()),
             ],
         )
 
@@ -110,16 +105,14 @@ class AgentStatus:
         has_policies = rival is not None and rival.has_policies
         return proxy_problems(str(waits_for or ""), str(rival or ""), has_policies=has_policies)
 
-    @property
-    def _pod_routes(self) -> "PodRoutes | None":
-        return self._parts.controllers.optional.pod_routes
-
     async def _routing_problems(self) -> list[StatusProblem]:
-        if (announcing := self._parts.controllers.optional.announcing) is None:
-            return []
+        optional = self._parts.controllers.optional
+        found = list(pod_network_problems(optional.pod_routes.problems)) if optional.pod_routes is not None else []
+        if (announcing := optional.announcing) is None:
+            return found
         from kroute.inspect.peers import peers_of  # noqa: PLC0415  few nodes announce
 
-        return list(routing_problems(announcing.problems, await peers_of(announcing)))
+        return [*found, *routing_problems(announcing.problems, await peers_of(announcing))]
 
     def _pending(self, counted: Statistics) -> int:
         """How many Services have changes that are on their way. At least 1 while a change of the node is."""

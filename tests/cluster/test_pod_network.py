@@ -1,4 +1,4 @@
-"""kroute is the only network plugin of a real cluster: kubelets' pods get their addresses by its configuration of CNI."""
+"""kroute is the only network plugin of a real cluster: pods of kubelets get their addresses by its configuration."""
 
 import json
 from ipaddress import ip_address, ip_network

@@ -119,12 +119,7 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
     mark = f"{settings.masquerade_mark:#x}"
     address = translated_source(settings, family, node)
     translation = f"-j SNAT --to-source {address}" if address is not None else "-j MASQUERADE"
-    from_pods = pods_masqueraded(settings, family)
-    egress = [
-        *(f"-d {pods} {comment(reasons.TO_PODS)} -j RETURN" for pods in from_pods),
-        *_exemptions(settings, family),
-        f"{comment(reasons.POD_EGRESS)} {translation} --random-fully",
-    ]
+    egress, from_pods = _pod_egress(settings, family, translation)
     return TableRules(
         "nat",
         chains={
@@ -146,7 +141,7 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
             "KROUTE-KEEP": [
                 f"-m addrtype --dst-type LOCAL {comment(reasons.KEPT)} {in_set(family, AddressSet.VIP)} -j ACCEPT"
             ],
-            **({"KROUTE-EGRESS": egress} if from_pods else {}),
+            **egress,
         },
         jumps=[
             ("PREROUTING", f"{comment(reasons.FROM_ELSEWHERE)} -j KROUTE-SERVICES"),
@@ -154,9 +149,23 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
             ("OUTPUT", f"{comment(reasons.OF_THIS_NODE)} -j KROUTE-SERVICES"),
             ("OUTPUT", f"{comment(reasons.OF_THIS_NODE)} -j KROUTE-KEEP"),
             ("POSTROUTING", f"{comment('kroute: masquerading')} -j KROUTE-POSTROUTING"),
-            *(("POSTROUTING", f"-s {pods} {comment(reasons.FROM_PODS)} -j KROUTE-EGRESS") for pods in from_pods),
+            *from_pods,
         ],
     )
+
+
+def _pod_egress(
+    settings: Settings, family: Family, translation: str
+) -> tuple[dict[str, list[str]], list[tuple[str, str]]]:
+    """The chain that masquerades what pods send to outside of their networks, and the jumps to it, if there are any."""
+    networks = pods_masqueraded(settings, family)
+    rules = [
+        *(f"-d {pods} {comment(reasons.TO_PODS)} -j RETURN" for pods in networks),
+        *_exemptions(settings, family),
+        f"{comment(reasons.POD_EGRESS)} {translation} --random-fully",
+    ]
+    jumps = [("POSTROUTING", f"-s {pods} {comment(reasons.FROM_PODS)} -j KROUTE-EGRESS") for pods in networks]
+    return ({"KROUTE-EGRESS": rules} if networks else {}), jumps
 
 
 def _exemptions(settings: Settings, family: Family) -> list[str]:

@@ -75,7 +75,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "service-node-port-range": ("=30000-32000", "leave this out"),
     "cache-sync-timeout": ("=2m", "leave this out"),
     "enable-pprof": ("", "leave this out"),
-    "auto-mtu": ("=false", "always finds the MTU"),
+    "routes-sync-period": ("=6m", "--resync-period"),
     "peer-router-passwords": ("=eA==", "--peer-passwords"),
     "gobgp-admin-port": ("=50052", "BIRD"),
     "loadbalancer-sync-period": ("=2m", "leave this out"),
