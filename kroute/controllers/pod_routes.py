@@ -16,7 +16,8 @@ import structlog
 from kroute.kernel.clients import CniClient, EventSource, PodNetworkClient
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
-from kroute.kernel.net.pod_routes import (
+from kroute.kernel.netlink.message import address_family
+from kroute.kernel.pods.pod_routes import (
     GUE_OVERHEAD,
     OVERHEAD,
     DeletePodRoute,
@@ -29,7 +30,6 @@ from kroute.kernel.net.pod_routes import (
     Tunnel,
     is_tunnel,
 )
-from kroute.kernel.netlink.message import address_family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Change
 from kroute.model.plan import NodePlan, Plan, Problem, ServicePlan

@@ -21,7 +21,6 @@ from kroute.kernel.iptables.xtables import TableRules
 from kroute.kernel.ipvs import objects as ipvs
 from kroute.kernel.ipvs.outlines import Outlines
 from kroute.kernel.net.addresses import AddressChange
-from kroute.kernel.net.pod_routes import PodRouteChange
 from kroute.kernel.net.routes import LocalRoute, RouteChange, SetLocalRoute
 from kroute.kernel.net.steering import Steer
 from kroute.kernel.netlink.message import address_family
@@ -30,6 +29,7 @@ from kroute.kernel.node_kernel import NodeKernel
 from kroute.kernel.pods.client import LINKS
 from kroute.kernel.pods.namespaces import PodNamespace
 from kroute.kernel.pods.pod_network import PodTunnel
+from kroute.kernel.pods.pod_routes import PodRouteChange
 
 C = TypeVar("C")
 T = TypeVar("T")

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from kroute.kernel.net.addresses import AddressChange, InterfaceAddress
     from kroute.kernel.net.links import LinkState
     from kroute.kernel.net.monitor import Event, Overrun
-    from kroute.kernel.net.pod_routes import PodRoute, PodRouteChange, Tunnel
     from kroute.kernel.net.routes import LocalRoute, RouteChange
     from kroute.kernel.net.steering import Steer
     from kroute.kernel.nftables import objects as nft
     from kroute.kernel.nftables.objects import ElementChange, NftChain, NftChange, Table, TableState
     from kroute.kernel.pods.namespaces import PodNamespace
     from kroute.kernel.pods.pod_network import PodTunnel
+    from kroute.kernel.pods.pod_routes import PodRoute, PodRouteChange, Tunnel
 
 
 class BirdClient(Protocol):
@@ -214,7 +214,7 @@ class TunnelClient(Protocol):
 
 
 class PodNetworkClient(Protocol):
-    """What connects pods; `kroute.kernel.net.pod_routes` explains each. All raise KernelError."""
+    """What connects pods; `kroute.kernel.pods.pod_routes` explains each. All raise KernelError."""
 
     async def read(self) -> tuple[dict[str, PodRoute], dict[str, Tunnel]]:
         """Our routes by network, and our tunnels by link."""

@@ -151,7 +151,7 @@ class _PodNetworkOnDemand:
     """The same for what connects pods."""
 
     def __getattr__(self, name: str) -> object:
-        from kroute.kernel.net.pod_routes import PodNetworkKernel  # noqa: PLC0415
+        from kroute.kernel.pods.pod_routes import PodNetworkKernel  # noqa: PLC0415
 
         return getattr(PodNetworkKernel(), name)
 

@@ -20,8 +20,8 @@ from kroute.kernel.ipvs.objects import (
 )
 from kroute.kernel.net.addresses import InterfaceAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
-from kroute.kernel.net.pod_routes import PodRoute, Tunnel
 from kroute.kernel.net.routes import LocalRoute
+from kroute.kernel.pods.pod_routes import PodRoute, Tunnel
 from tests.fakes.monitor_queue import MonitorQueue
 from tests.fakes.nft_tables import FakeNft
 

@@ -4,7 +4,7 @@ import errno
 from collections.abc import Collection, Sequence
 
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.net.pod_routes import (
+from kroute.kernel.pods.pod_routes import (
     DeletePodRoute,
     DeleteTunnel,
     MakeTunnel,
@@ -19,7 +19,7 @@ from tests.fakes.kernel import FakeKernel
 
 
 class FakePodNetwork(FakeClient):
-    """Same shape as kroute.kernel.net.pod_routes.PodNetworkKernel, which opens its sockets itself.
+    """Same shape as kroute.kernel.pods.pod_routes.PodNetworkKernel, which opens its sockets itself.
 
     `lacks_udp`: the kernel has no tunnels in UDP.
     """

@@ -7,7 +7,7 @@ import pytest
 
 from kroute.kernel import modules
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.net.pod_routes import (
+from kroute.kernel.pods.pod_routes import (
     DeletePodRoute,
     DeleteTunnel,
     MakeTunnel,

@@ -8,7 +8,7 @@ from socket import AF_INET, AF_INET6
 from typing import Any
 
 from kroute.kernel.net.monitor import LinkEvent
-from kroute.kernel.net.pod_routes import DeletePodRoute, MakeTunnel, PodRoute, SetPodRoute, Tunnel
+from kroute.kernel.pods.pod_routes import DeletePodRoute, MakeTunnel, PodRoute, SetPodRoute, Tunnel
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Applied, Deleted, Listed, Node, ObjectKey
 from kroute.model.plan import NodePlan
