@@ -127,7 +127,10 @@ async def test_lost_events_are_made_up_for_by_reading_again(kernel: FakeKernel) 
 def test_an_address_is_the_nodes_own_once_no_other_machine_is_known_to_have_it() -> None:
     found = [on_eth0("fd00::1", tentative=True), on_eth0("fd00::2", deprecated=True), on_eth0("fd00::3")]
     assert node_interfaces(found, no_default_route) == NodeInterfaces(
-        frozenset({"fd00::2", "fd00::3"}), ("fd00::3",), subnet_edges=frozenset({"fd00::"})
+        frozenset({"fd00::2", "fd00::3"}),
+        ("fd00::3",),
+        subnet_edges=frozenset({"fd00::"}),
+        on_links=frozenset({("eth0", "fd00::2/64"), ("eth0", "fd00::3/64")}),
     )
 
 
