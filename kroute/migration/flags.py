@@ -166,7 +166,7 @@ _POD_NETWORK: dict[str, Flag] = {
     "enable-overlay": switch([], ["--overlay", "off"], "false is `--overlay off`", default=True),
     "overlay-type": renamed("--overlay", "subnet"),
     "overlay-encap": renamed("--overlay-encap", "ipip", becomes=THE_SAME),
-    "overlay-encap-port": renamed("--overlay-encap-port", "5555", becomes=THE_SAME),
+    "overlay-encap-port": renamed("--overlay-encap-port-number", "5555"),
     "enable-pod-egress": switch([], ["--pod-egress", "keep"], "false is `--pod-egress keep`", default=True),
     "enable-cni": either("with --pod-network kroute writes a configuration of CNI", default=True),
     "auto-mtu": either("kroute finds the MTU of pods", default=True),

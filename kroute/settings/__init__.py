@@ -180,7 +180,7 @@ class Settings(msgspec.Struct, frozen=True):
     pod_network: bool = False
     overlay: str = SUBNET
     overlay_encap: str = IPIP
-    overlay_encap_port: int = 5555
+    overlay_encap_port_number: int = 5555
     pod_egress: str = MASQUERADE
     cni_directory: Path = Path("/etc/cni/net.d")
     masquerade_all: bool = False
@@ -239,7 +239,7 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def tunnel_port(self) -> int:
         """The port of UDP by which packets travel between nodes; 0: they do not."""
-        return self.overlay_encap_port if self.overlay != OFF and self.overlay_encap == FOU else 0
+        return self.overlay_encap_port_number if self.overlay != OFF and self.overlay_encap == FOU else 0
 
     @property
     def masquerades_pods(self) -> bool:

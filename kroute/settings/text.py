@@ -6,6 +6,7 @@ function does the opposite; the command line shows the defaults of `Settings` wi
 
 import re
 from ipaddress import IPv4Address, ip_address, ip_network
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -154,6 +155,13 @@ def parse_asns(text: str) -> tuple[int, ...]:
 def parse_router_ports(text: str) -> tuple[int, ...]:
     """Read ports, separated by commas; 0: the usual one. Some may be equal."""
     return tuple(_number(element, 0, 65535, "a port") for element in _elements(text))
+
+
+def parse_directory(text: str) -> Path:
+    """Read the absolute path of a directory, which need not exist yet."""
+    if not re.fullmatch(r"/[A-Za-z0-9._/-]*", text):
+        raise ValueError(f"{text!r} is not a directory: write an absolute path, such as /etc/cni/net.d")
+    return Path(text)
 
 
 def parse_ports(text: str) -> tuple[PortRange, ...]:

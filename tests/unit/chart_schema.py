@@ -47,7 +47,7 @@ ELEMENTS = {
     "MARK": "(0x[0-9A-Fa-f]+|[0-9]+)",
     "NAME": r"[^\s/:]{1,63}",
     "PERCENT": r"[0-9]+(\.[0-9]+)? ?%",
-    "directory": "/[A-Za-z0-9._/-]*",
+    "DIRECTORY": "/[A-Za-z0-9._/-]*",
     "PORT[,PORT]": _PORT,
     "PORT[-PORT][,...]": rf"{_PORT}(-{_PORT})?",
     "SRC:DST[,...]": rf"({_IPV4}(/[0-9]+)?:{_IPV4}(/[0-9]+)?|{_IPV6}/[0-9]+:{_IPV6}/[0-9]+)",

@@ -80,6 +80,7 @@ SHARE = Parsed("PERCENT", text.parse_share)
 MARK = Parsed("MARK", text.parse_mark)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+ABSOLUTE_DIRECTORY = Parsed("DIRECTORY", text.parse_directory)
 LEVEL = click.Choice(["debug", "info", "warning", "error"])
 ON_OFF = click.Choice(["on", "off"], case_sensitive=False)
 

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from kroute.base import logs
 from kroute.cli.parameters.config_file import read_config
 from kroute.cli.parameters.options import (
+    ABSOLUTE_DIRECTORY,
     ASNS,
     BIND_ADDRESS,
     CLASSES,
@@ -305,7 +306,9 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "Which other nodes' pods are reached by tunnels: none, those of nodes in other subnets, all.",
         ),
         Setting("--overlay-encap", click.Choice(ENCAPSULATIONS), "What tunnels are: IP in IP, or in UDP as well."),
-        Setting("--overlay-encap-port", click.IntRange(1024, 65535), "The port of UDP, with --overlay-encap fou."),
+        Setting(
+            "--overlay-encap-port-number", click.IntRange(1024, 65535), "The port of UDP, with --overlay-encap fou."
+        ),
         Setting(
             "--pod-egress",
             click.Choice([MASQUERADE, KEEP]),
@@ -313,7 +316,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting(
             "--cni-directory",
-            click.Path(file_okay=False, path_type=Path),
+            ABSOLUTE_DIRECTORY,
             "Where the container runtime looks for configurations of CNI.",
         ),
     ),

@@ -305,7 +305,9 @@ class GuePorts(NetlinkClient):
             [generic_message(kind, 0, FOU_CMD_ADD if is_wanted else FOU_CMD_DEL, body)]
         )
         what = f"{'take' if is_wanted else 'stop taking'} packets of tunnels at UDP port {port}"
-        raise_refusal(refused, what, "see --overlay-encap-port", () if is_wanted else {errno.ENOENT, errno.EINVAL})
+        raise_refusal(
+            refused, what, "see --overlay-encap-port-number", () if is_wanted else {errno.ENOENT, errno.EINVAL}
+        )
 
 
 class PodNetworkKernel:

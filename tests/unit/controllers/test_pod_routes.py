@@ -7,12 +7,15 @@ from pathlib import Path
 from socket import AF_INET, AF_INET6
 from typing import Any
 
+from kroute.inspect.dry_run import dry_run
 from kroute.kernel.net.monitor import LinkEvent
 from kroute.kernel.pods.pod_routes import DeletePodRoute, MakeTunnel, PodRoute, SetPodRoute, Tunnel
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Applied, Deleted, Listed, Node, ObjectKey
 from kroute.model.plan import NodePlan
+from kroute.planning.pod_routes import PodRouteCatalog
 from tests.builders import node as a_node
+from tests.fakes.node_kernel import FakeNodeKernel
 from tests.unit.fake_node import NODE_IPV4, NODE_IPV6, FakeNode
 
 CLUSTER = ("10.244.0.0/16", "fd00:244::/48")
@@ -226,6 +229,26 @@ async def test_a_hostile_node_is_one_problem_that_is_taken_back_when_the_node_go
     node.pod_routes.take_changes([Deleted(Node, ObjectKey("", "node9"))])
     await node.settle()
     assert [what for what, _ in node.node_problems] == ["report", "take back"]
+
+
+async def test_a_dry_run_says_what_would_be_written_and_writes_nothing(tmp_path: Path) -> None:
+    node = new_node(tmp_path)
+    await node.open()
+
+    async def found() -> list[str]:
+        catalog = PodRouteCatalog(node.settings)
+        catalog.take([*map(Applied, (OWN_NODE, NEAR_NODE, FAR_NODE)), Listed(Node)])
+        kernel = await FakeNodeKernel.of(node.kernel).open()
+        changes = await dry_run(node.settings, [own_plan()], kernel, None, catalog)
+        return [change.what for change in changes.changes if change.kind in {"pod route", "CNI"}]
+
+    said = await found()
+    assert len(said) == len(ROUTES) + 2 + 2 + 1, "routes, tunnels, rules, and the configuration"
+    assert f"make the tunnel to {FAR}" in said
+    assert not node.settings.cni_file.exists()
+    assert node.kernel.pod_routes == {}
+    await started(node)
+    assert await found() == []
 
 
 async def test_a_cleanup_removes_routes_tunnels_ports_and_the_configuration(tmp_path: Path) -> None:

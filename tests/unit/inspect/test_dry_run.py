@@ -167,6 +167,7 @@ PROTOCOLS = {
     recording.RecordingXtables: clients.XtablesClient,
     recording.RecordingNftables: clients.NftablesClient,
     recording.RecordingTunnels: clients.TunnelClient,
+    recording.RecordingPodNetwork: clients.PodNetworkClient,
 }
 
 

@@ -28,7 +28,7 @@ ACCEPTED: dict[str, tuple[list[str], dict[str, object]]] = {
     "run-router": (["--run-router"], {}),
     "enable-overlay": (["--enable-overlay=false"], {"overlay": "off"}),
     "overlay-type": (["--overlay-type=full"], {"overlay": "full"}),
-    "overlay-encap": (["--overlay-encap=fou", "--overlay-encap-port=5556"], {"overlay_encap_port": 5556}),
+    "overlay-encap": (["--overlay-encap=fou", "--overlay-encap-port=5556"], {"overlay_encap_port_number": 5556}),
     "enable-pod-egress": (["--enable-pod-egress=false"], {"pod_egress": "keep"}),
     "enable-cni": (["--enable-cni", "--auto-mtu=true", "--routes-sync-period=5m0s"], {}),
     "run-firewall": (["--run-firewall=true"], {}),
