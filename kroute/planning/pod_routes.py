@@ -9,7 +9,7 @@ is left out is one Problem, and costs the routes to that network alone.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 import msgspec
@@ -24,6 +24,9 @@ from kroute.settings import FULL, OFF, Settings
 
 MOST_NETWORKS = 4
 """Networks of one Node that are looked at; the API allows one of each family."""
+LARGER = 4
+"""By how many bits another Node's network may be shorter than this node's own: kube-controller-manager gives all the
+same size, until it is told another one."""
 MOST_SUBNETS = 256
 """Smaller networks in a network that are looked up one by one. If it has room for more, all of them are looked at."""
 _TYPES = ("InternalIP", "ExternalIP")
@@ -40,9 +43,12 @@ class _KnownNode(msgspec.Struct, frozen=True):
 
 
 class _Surroundings(msgspec.Struct, frozen=True):
-    """What is this node's own. `taken` are networks that no pods of other nodes can be in, each with what it is."""
+    """What is this node's own. `taken` are networks that no pods of other nodes can be in, each with what it is.
 
-    own: tuple[_Network, ...]
+    `shortest` has the least length of other Nodes' networks by IP version.
+    """
+
+    shortest: Mapping[int, int]
     subnets: tuple[_Network, ...]
     taken: tuple[tuple[_Network, str], ...]
 
@@ -60,7 +66,7 @@ class PodRouteCatalog:
         self._claims = _Claims()
         self._marked: dict[str, None] = {}
         self._facts: NodeFacts | None = None
-        self._surroundings = _Surroundings((), (), ())
+        self._surroundings = _Surroundings({}, (), ())
         self.is_ready = False
         self.own: tuple[str, ...] = ()
         self.problems: dict[str, tuple[Problem, ...]] = {}
@@ -179,10 +185,13 @@ class PodRouteCatalog:
         return any(_is_within(found, of_cluster) for of_cluster in self._cluster)
 
     def _refuse_taken(self, found: _Network, name: str) -> None:
+        shortest = self._surroundings.shortest.get(found.version, 0)
+        if found.prefixlen < shortest:
+            raise ValueError(f"is too large beside this node's own: at most a /{shortest} counts")
         for taken, what in self._surroundings.taken:
             if found.overlaps(taken):
                 raise ValueError(f"overlaps with {taken}, {what}")
-        oldest = min(self._claims.overlapping(found), key=lambda other: self._nodes[other].age)
+        oldest = min(self._claims.overlapping(found, shortest), key=lambda other: self._nodes[other].age)
         if oldest != name:
             raise ValueError(f"overlaps with that of Node {oldest}, which is older")
 
@@ -224,9 +233,10 @@ class _Claims:
             del self._of_node[name]
         return self._by_node.put(name, after)
 
-    def overlapping(self, found: _Network) -> set[str]:
-        """The Nodes that name a network which overlaps with this one."""
-        return {name for other in self._overlaps(found) for name in self._by_node.owners(other)}
+    def overlapping(self, found: _Network, shortest: int = 0) -> set[str]:
+        """The Nodes that name a network which overlaps with this one, of this length at least."""
+        overlaps = (other for other in self._overlaps(found) if other.prefixlen >= shortest)
+        return {name for other in overlaps for name in self._by_node.owners(other)}
 
     def _overlaps(self, found: _Network) -> Iterator[_Network]:
         for (version, length), count in self._lengths.items():
@@ -262,7 +272,10 @@ def _surroundings(own: list[_Network], facts: NodeFacts) -> _Surroundings:
         *((subnet, f"the network of this node's interface {interface}") for subnet, interface in subnets),
         *needed,
     ]
-    return _Surroundings(tuple(own), tuple(subnet for subnet, _ in subnets if subnet.num_addresses > 1), tuple(taken))
+    shortest = {
+        version: max(0, length - LARGER) for version, length in sorted((it.version, it.prefixlen) for it in own)
+    }
+    return _Surroundings(shortest, tuple(subnet for subnet, _ in subnets if subnet.num_addresses > 1), tuple(taken))
 
 
 def _parsed(networks: Iterable[str]) -> list[_Network]:

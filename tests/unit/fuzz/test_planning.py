@@ -1,5 +1,6 @@
 """Whatever objects contain, planning raises nothing, victims keep their plans, and plans and pieces are bounded."""
 
+from ipaddress import ip_network
 from itertools import count
 from unittest.mock import patch
 
@@ -8,11 +9,12 @@ from hypothesis import strategies as st
 
 from kroute.director.catalog import DirectorCatalog
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
-from kroute.model.objects import Applied, Deleted, KubernetesObject, ObjectKey, Pod
+from kroute.model.objects import Applied, Deleted, KubernetesObject, Listed, Node, ObjectKey, ObjectMeta, Pod
 from kroute.model.plan import MOST_PROBLEMS, ServicePlan
 from kroute.model.steps import Meter
 from kroute.planning.backend_slices import NO_BOUND
 from kroute.planning.catalog import Catalog
+from kroute.planning.pod_routes import PodRouteCatalog
 from kroute.planning.weight_facts import MAX_WEIGHT, PAUSE
 from tests.builders import (
     LISTED,
@@ -27,7 +29,7 @@ from tests.builders import (
     service,
     settings,
 )
-from tests.unit.fuzz.fields import ATTACKERS, histories
+from tests.unit.fuzz.fields import ATTACKERS, histories, nodes
 from tests.unit.fuzz.strategies import fuzzed
 
 OLD = "2019-01-01T00:00:00Z"
@@ -179,3 +181,28 @@ def test_a_director_keeps_the_plans_of_victims(items: list[KubernetesObject], da
     planned(catalog)
     [after] = catalog.plans.values()
     assert after.same_as(before)
+
+
+POD_NETWORKS = tuple(map(ip_network, ("10.244.0.0/16", "fd00:244::/48")))
+OWN_PODS = "10.244.0.0/24"
+
+
+@fuzzed
+@given(st.lists(nodes.filter(lambda it: it.metadata.name != ""), max_size=6))
+def test_no_node_takes_the_pods_of_an_older_one_or_of_this_one(them: list[Node]) -> None:
+    chosen = settings(pod_network=True, cluster_cidrs=tuple(map(str, POD_NETWORKS)))
+    catalog = PodRouteCatalog(chosen)
+    victim = node(("InternalIP", "192.0.2.77"), name="a-victim", pod_cidrs=("10.244.7.0/24",))
+    victim = Node(ObjectMeta("a-victim", creation_timestamp=""), victim.spec, victim.status)
+    catalog.take([Applied(victim), *map(Applied, them), Listed(Node)])
+    catalog.set_node(facts(own=(NODE_IPV4,), pod_cidrs=(OWN_PODS,)))
+    routes = {}
+    while plans := catalog.plan_marked():
+        for plan in plans:
+            assert not routes.keys() & plan.routes.keys()
+            routes |= plan.routes
+    assert routes["10.244.7.0/24"].node == "192.0.2.77"
+    for network in map(ip_network, routes):
+        assert any(network.version == of.version and network.subnet_of(of) for of in POD_NETWORKS)
+        assert not network.overlaps(ip_network(OWN_PODS))
+    assert all(len(problem.message) < 500 for of_node in catalog.problems.values() for problem in of_node)

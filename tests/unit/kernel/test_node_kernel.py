@@ -22,6 +22,7 @@ PROTOCOLS = {
     "nftables": clients.NftablesClient,
     "sysctls": clients.SysctlClient,
     "tunnels": clients.TunnelClient,
+    "pod_network": clients.PodNetworkClient,
 }
 
 

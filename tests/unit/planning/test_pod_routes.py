@@ -112,6 +112,7 @@ def test_what_is_wrong_with_this_nodes_own_networks_is_said(cidrs: tuple[str, ..
         ("192.168.123.0%eth0/24", "is not a network"),
         ("x" * 500, "is not a network"),
         ("10.244.1.0/24", "overlaps with 10.244.1.0/24, the network of this node's own pods"),
+        ("10.244.128.0/18", "is too large beside this node's own: at most a /20 counts"),
         ("10.244.0.0/20", "overlaps with 10.244.1.0/24, the network of this node's own pods"),
         ("10.244.1.64/28", "overlaps with 10.244.1.0/24, the network of this node's own pods"),
         ("10.244.2.0/24", "overlaps with that of Node node2, which is older"),
@@ -164,6 +165,13 @@ def test_the_older_of_two_nodes_has_a_network_in_whatever_order_they_are_seen() 
         catalog.take([Deleted(Node, ObjectKey("", "node2"))])
         plans = {plan.key.name: list(plan.routes) for plan in catalog.plan_marked()}
         assert plans == {"node2": [], "node3": ["10.244.8.0/25"], "node4": ["10.244.8.128/25"]}
+
+
+def test_an_old_node_that_claims_the_whole_range_takes_nothing_from_newer_ones() -> None:
+    greedy = a_node(9, "10.244.128.0/17", "10.244.0.0/16", created="2020-01-01T00:00:00Z")
+    routes, problems = planned(NEAR, FAR, greedy)
+    assert len(routes) == 4
+    assert ["too large" in problem for problem in problems] == [True, True]
 
 
 def test_a_change_of_one_node_plans_that_node_alone() -> None:
