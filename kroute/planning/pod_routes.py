@@ -272,9 +272,7 @@ def _surroundings(own: list[_Network], facts: NodeFacts) -> _Surroundings:
         *((subnet, f"the network of this node's interface {interface}") for subnet, interface in subnets),
         *needed,
     ]
-    shortest = {
-        version: max(0, length - LARGER) for version, length in sorted((it.version, it.prefixlen) for it in own)
-    }
+    shortest: dict[int, int] = {it.version: max(0, it.prefixlen - LARGER) for it in own}
     return _Surroundings(shortest, tuple(subnet for subnet, _ in subnets if subnet.num_addresses > 1), tuple(taken))
 
 
