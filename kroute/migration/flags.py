@@ -162,7 +162,7 @@ _DRAINS = "kroute always lets connections drain; --drain-timeout says for how lo
 
 _POD_NETWORK: dict[str, Flag] = {
     "run-router": refused(_ROUTING, True),
-    "advertise-pod-cidr": either("kroute needs no announcements between nodes (docs/pod-network.md)", default=True),
+    "advertise-pod-cidr": switch(["--advertise-pod-cidr"], [], THE_SAME, default=True),
     "enable-overlay": switch([], ["--overlay", "off"], "false is `--overlay off`", default=True),
     "overlay-type": renamed("--overlay", "subnet"),
     "overlay-encap": renamed("--overlay-encap", "ipip", becomes=THE_SAME),

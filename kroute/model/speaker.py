@@ -70,6 +70,7 @@ class SpeakerPlan(msgspec.Struct, frozen=True, kw_only=True):
     `hold_time` and `restart_time` (of graceful restart; 0: none) are in seconds. `cluster_id` is that of a route
     reflector, as an IPv4 address. Routers get `prepended` in front of the path, and `communities`. `rejected` are
     networks that are never learned. `withdraws` says why the node announces no address now; "" if it does.
+    `pod_networks` are those of this node's pods that it announces, and `pod_ranges` what those of all nodes are in.
     """
 
     asn: int
@@ -85,3 +86,5 @@ class SpeakerPlan(msgspec.Struct, frozen=True, kw_only=True):
     communities: tuple[Community, ...] = ()
     rejected: tuple[str, ...] = ()
     withdraws: str = ""
+    pod_networks: tuple[str, ...] = ()
+    pod_ranges: tuple[str, ...] = ()

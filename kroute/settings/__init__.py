@@ -159,6 +159,7 @@ class Settings(msgspec.Struct, frozen=True):
     advertise_cluster_ip: bool = False
     advertise_external_ip: bool = False
     advertise_loadbalancer_ip: bool = False
+    advertise_pod_cidr: bool = False
     cluster_asn: int = 64512
     nodes_full_mesh: bool = False
     router_id: str | None = None

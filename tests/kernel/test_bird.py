@@ -93,6 +93,11 @@ PLANS = {
     "without graceful restart": {"restart_time": 0, "hold_time": 3},
     "IPv4 only": {"families": (Family.IPV4,)},
     "a reflector": {"cluster_id": "0.0.0.42", "rejected": ("10.0.0.0/8", "0.0.0.0/0", "fd00::/8")},
+    "pods": {
+        "cluster_id": "0.0.0.42",
+        "pod_networks": ("10.244.1.0/24", "fd00:244:0:1::/64"),
+        "pod_ranges": ("10.244.0.0/16", "fd00:244::/48"),
+    },
     "next hop": {"cluster_id": "0.0.0.42", "is_next_hop_self": True},
     "decorated": {"prepended": (65000,) * 3, "communities": ((65535, 65281), (1, 2, 3), (64512, 100))},
 }

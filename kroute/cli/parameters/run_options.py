@@ -255,6 +255,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("--advertise-cluster-ip", None, "With it, announce ClusterIPs."),
         Setting("--advertise-external-ip", None, "With it, announce external IPs."),
         Setting("--advertise-loadbalancer-ip", None, "With it, announce LoadBalancer addresses."),
+        Setting("--advertise-pod-cidr", None, "With it, announce the networks of this node's pods."),
         Setting("--peer-router-ips", ROUTER_IPS, "The routers with which every node speaks."),
         Setting("--peer-router-asns", ASNS, "The AS numbers of these routers, in the same order."),
         Setting("--peer-router-ports", ROUTER_PORTS, "Their ports, in the same order; 0: 179."),

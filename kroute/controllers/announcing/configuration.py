@@ -16,6 +16,7 @@ PREFIX = "kroute-"
 MOST_LEARNED = 100_000
 """Routes that a route reflector learns from one node. What is beyond is not learned; the session stays."""
 _ROUTE = re.compile(r"^  route ([0-9a-f.:]+)/\d+ blackhole;\n", re.MULTILINE)
+_PODS = re.compile(r"^  route [0-9a-f.:]+/\d+ unreachable;\n", re.MULTILINE)
 _HOST = {Family.IPV4: 32, Family.IPV6: 128}
 _SHORT = {Family.IPV4: "4", Family.IPV6: "6"}
 
@@ -33,7 +34,7 @@ def configuration(plan: SpeakerPlan, addresses: Iterable[str], passwords: Mappin
     lines += ["protocol bfd kroute_bfd { }"] if bfd else []
     for family in plan.families:
         mine = [address for address in ordered if family_of(address) is family]
-        lines += [*_table(family, mine), *_filters(plan, family)]
+        lines += [*_table(family, mine, _of(family, plan.pod_networks)), *_filters(plan, family)]
     for peer in plan.peers:
         lines += _session(plan, peer, passwords.get(peer.address))
     return "\n".join(lines) + "\n"
@@ -45,8 +46,8 @@ def announced_in(text: str) -> list[str]:
 
 
 def without_addresses(text: str) -> str:
-    """The same configuration, by which no address is announced."""
-    return _ROUTE.sub("", text)
+    """The same configuration, by which nothing is announced."""
+    return _PODS.sub("", _ROUTE.sub("", text))
 
 
 def protocol_name(address: str) -> str:
@@ -54,12 +55,17 @@ def protocol_name(address: str) -> str:
     return PREFIX + address
 
 
-def _table(family: Family, addresses: Iterable[str]) -> Iterator[str]:
+def _of(family: Family, networks: Iterable[str]) -> list[str]:
+    return [network for network in networks if family_of(network) is family]
+
+
+def _table(family: Family, addresses: Iterable[str], pod_networks: Iterable[str]) -> Iterator[str]:
     short = _SHORT[family]
     yield f"ipv{short} table kroute{short};"
     yield f"protocol static kroute_vips{short} {{"
     yield f"  ipv{short} {{ table kroute{short}; }};"
     yield from (f"  route {address}/{_HOST[family]} blackhole;" for address in addresses)
+    yield from (f"  route {network} unreachable;" for network in pod_networks)
     yield "}"
 
 
@@ -73,9 +79,10 @@ def _filters(plan: SpeakerPlan, family: Family) -> Iterator[str]:
     yield "}"
     if not plan.cluster_id:
         return
-    rejected = [network for network in plan.rejected if family_of(network) is family]
+    rejected, of_pods = _of(family, plan.rejected), _of(family, plan.pod_ranges)
     yield f"filter kroute_from_nodes{short} {{"
-    yield f"  if net.len != {_HOST[family]} then reject;"
+    but = f" && !(net ~ [ {', '.join(map(_and_within, of_pods))} ])" if of_pods else ""
+    yield f"  if net.len != {_HOST[family]}{but} then reject;"
     if rejected:
         yield f"  if net ~ [ {', '.join(map(_and_within, rejected))} ] then reject;"
     yield "  accept;"

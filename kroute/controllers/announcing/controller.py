@@ -302,11 +302,12 @@ async def withdraw_all(bird: BirdClient, grace: float, report: CleanupReport) ->
     A BIRD that is away announces nothing, and finds a configuration without addresses when it starts.
     """
     text = bird.read() or ""
-    if not (addresses := announced_in(text)):
+    addresses, nothing = announced_in(text), without_addresses(text)
+    if nothing == text:
         return
     with report.step("announcements to routers"):
         try:
-            await bird.configure(without_addresses(text))
+            await bird.configure(nothing)
             await asyncio.sleep(grace)
         except BirdError as error:
             if error.is_refusal:

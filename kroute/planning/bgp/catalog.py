@@ -6,14 +6,14 @@ one AS are peers of each other in a full mesh (`--nodes-full-mesh`), or by route
 decide by the same rule.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from hashlib import sha256
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_network
 from typing import Any
 
 import msgspec
 
-from kroute.model.addresses import Family, canonical, family_of
+from kroute.model.addresses import Family, canonical, family_of, network
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, Change, Deleted, Listed, Node
 from kroute.model.plan import Problem
@@ -119,8 +119,22 @@ class SpeakerCatalog:
             communities=tuple(sorted(reader.all(COMMUNITIES, read_community))),
             rejected=tuple(sorted(reader.all(REJECTED, read_network))),
             withdraws=self._withdraws(node.name, own),
+            pod_networks=tuple(sorted(self._pod_networks(node, addresses))),
+            pod_ranges=settings.cluster_cidrs if settings.advertise_pod_cidr else (),
         )
         return plan, reader.problems
+
+    def _pod_networks(self, node: NodeFacts, families: Collection[Family]) -> Iterator[str]:
+        """The networks of this node's pods that routers may learn: a kubelet may write others."""
+        ranges = [ip_network(cidr) for cidr in self._settings.cluster_cidrs]
+        for cidr in node.pod_cidrs if self._settings.advertise_pod_cidr else ():
+            try:
+                found = network(cidr)
+            except ValueError:
+                continue  # the node's plan says so
+            is_within = any(found.version == of.version and found.subnet_of(of) for of in ranges)  # type: ignore[arg-type]
+            if is_within and family_of(str(found)) in families:
+                yield str(found)
 
     def _place(self, name: str, known: _KnownNode | None) -> None:
         if self._nodes.get(name) == known:

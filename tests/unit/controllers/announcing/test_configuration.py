@@ -3,6 +3,8 @@
 import random
 from pathlib import Path
 
+import msgspec
+
 from kroute.cli.bundle.redaction import secrets_of
 from kroute.controllers.announcing.configuration import announced_in, configuration, without_addresses
 from kroute.model.addresses import Family
@@ -45,6 +47,18 @@ def test_each_family_has_a_table_of_its_own() -> None:
     assert section(text, "protocol static kroute_vips4")[1:] == [f"route {it}/32 blackhole;" for it in ADDRESSES[:3]]
     assert section(text, "protocol static kroute_vips6")[1:] == ["route fd00:96::1/128 blackhole;"]
     assert "kernel" not in text
+
+
+def test_networks_of_pods_are_announced_beside_addresses_and_reflected() -> None:
+    networks, ranges = ("10.244.1.0/24", "fd00:244:0:1::/64"), ("10.244.0.0/16", "fd00:244::/48")
+    plan = msgspec.structs.replace(PLAN, pod_networks=networks, pod_ranges=ranges)
+    text = configuration(plan, ADDRESSES, {})
+    assert section(text, "protocol static kroute_vips4")[-1] == "route 10.244.1.0/24 unreachable;"
+    assert section(text, "protocol static kroute_vips6")[-1] == "route fd00:244:0:1::/64 unreachable;"
+    learned = "if net.len != 32 && !(net ~ [ 10.244.0.0/16+ ]) then reject;"
+    assert section(text, "filter kroute_from_nodes4")[0] == learned
+    assert announced_in(text) == ADDRESSES
+    assert without_addresses(text) == configuration(msgspec.structs.replace(plan, pod_networks=()), (), {})
 
 
 def test_nothing_is_learned_but_host_routes_of_nodes_by_a_reflector() -> None:

@@ -267,3 +267,14 @@ def test_only_what_the_plan_reads_of_a_node_makes_another_one_due() -> None:
     catalog.take([Deleted(Node, ObjectKey("", "node2"))])
     assert catalog.has_changed
     assert not catalog.is_ready
+
+
+def test_networks_of_pods_are_announced_if_asked_for_and_only_those_of_the_cluster() -> None:
+    cidrs = ("10.244.1.0/24", "fd00:244:0:1::/64", "0.0.0.0/0", "10.245.1.0/24", "nonsense")
+    ranges = ("10.244.0.0/16", "fd00:244::/48")
+    plan, problems = planned(on=facts(pod_cidrs=cidrs), advertise_pod_cidr=True, cluster_cidrs=ranges)
+    assert (plan.pod_networks, plan.pod_ranges, problems) == (cidrs[:2], ranges, [])
+    assert planned(on=facts(pod_cidrs=cidrs, ipv6=None), advertise_pod_cidr=True, cluster_cidrs=ranges)[
+        0
+    ].pod_networks == ("10.244.1.0/24",)
+    assert planned(on=facts(pod_cidrs=cidrs), cluster_cidrs=ranges)[0].pod_networks == ()
