@@ -12,11 +12,14 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.lab.bird import BirdProcess
 from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.feed import feed_for
+from tests.lab.firewall import backend
+from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
-from tests.lab.pod_network import FAR, Runtime, in_two_subnets, routes_of
+from tests.lab.pod_network import FAR, GATEWAYS, PLACES, Runtime, in_two_subnets, routes_of
 from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.scenarios.conftest import FAMILIES
 from tests.scenarios.test_network_policies import Policies, described, hangs, reaches
@@ -62,7 +65,7 @@ async def network(scratch: Path, *flags: str) -> AsyncIterator[Network]:
     try:
         runtimes = {name: Runtime(cluster, node, scratch / name) for name, node in cluster.nodes.items()}
         deployment = Deployment(cluster, feed_for(cluster, scratch))
-        usual = "--pod-network", "--cluster-cidr", f"{POD_RANGE},{POD_RANGE6}"
+        usual = "--firewall", backend(), "--pod-network", "--cluster-cidr", f"{POD_RANGE},{POD_RANGE6}"
         yield Network(cluster, deployment, runtimes, (*usual, *flags))
     finally:
         cluster.close()
@@ -106,7 +109,7 @@ async def test_pods_of_all_nodes_reach_each_other_and_the_outside(tmp_path: Path
         assert tunnels == 1 + (2 if overlay == "subnet" else 4), "the bridge, and a tunnel of each family for each node"
 
 
-@pytest.mark.nftables
+@pytest.mark.each_firewall
 async def test_services_and_network_policies_reach_pods_through_tunnels(tmp_path: Path) -> None:
     async with network(tmp_path, "--network-policies") as here:
         policies = Policies(here.deployment)
@@ -120,6 +123,9 @@ async def test_services_and_network_policies_reach_pods_through_tunnels(tmp_path
         for family in FAMILIES:
             for caller in (near, here.cluster.node("node1")):
                 assert (await eventually(partial(caller.http, family.service_ip, 8080))).host == far.name
+        router = await here.cluster.client.serve(http=9000)
+        for family in FAMILIES:
+            assert (await near.http(family.of(router), 9000)).peer == family.of(here.cluster.node("node1"))
         await policies.apply(ingress(pods_with(app=near.name), selector={"matchLabels": {"app": far.name}}))
         for family in FAMILIES:
             await reaches(near, family.of(far))
@@ -152,7 +158,7 @@ async def test_a_restart_writes_nothing_and_a_cleanup_leaves_what_was_there(tmp_
         assert not list(here.runtimes["node1"].directory.iterdir())
 
 
-def links(node: Node) -> str:
+def links(node: Host) -> str:
     return node.run("ip", "-br", "link")
 
 
@@ -193,9 +199,48 @@ def has_no_route_to(node: Node, network: str) -> None:
     assert not has_any(node, network)
 
 
-def has_route_to(node: Node, text: str) -> None:
+def has_route_to(node: Host, text: str) -> None:
     assert has_any(node, text)
 
 
-def has_any(node: Node, text: str) -> bool:
+def has_any(node: Host, text: str) -> bool:
     return any(text in route for route in routes_of(node))
+
+
+def learning_router(cluster: Cluster) -> str:
+    """The configuration of a router between both subnets that learns what its neighbours announce."""
+    sessions = "\n".join(
+        f"protocol bgp {name} {{ local {own_end(name)} as 65000; neighbor {node.ip} as 64512; connect delay time 1;\n"
+        "  ipv4 { import all; export none; }; ipv6 { import all; export none; }; }"
+        for name, node in cluster.nodes.items()
+    )
+    kernel = "\n".join(f"protocol kernel kernel{it} {{ ipv{it} {{ export all; }}; }}" for it in (4, 6))
+    return f"log stderr all;\nrouter id {GATEWAYS[0]};\nprotocol device {{ }}\n{kernel}\n{sessions}\n"
+
+
+def own_end(node: str) -> str:
+    """The router's address in the subnet of a node."""
+    return GATEWAYS[1] if node == FAR else GATEWAYS[0]
+
+
+@pytest.mark.nftables
+async def test_routers_that_learn_pods_networks_connect_subnets_without_tunnels(tmp_path: Path) -> None:
+    async with network(tmp_path, "--overlay", "off", "--announce", "--advertise-pod-cidr") as here:
+        running = [BirdProcess.router(here.cluster.client, tmp_path / "router", learning_router(here.cluster))]
+        try:
+            for name, node in here.cluster.nodes.items():
+                directory = tmp_path / f"bird-{name}"
+                directory.mkdir()
+                flags = "--peer-router-ips", own_end(name), "--peer-router-asns", "65000"
+                await here.start(*flags, "--bird-directory", str(directory), nodes=[name])
+                await eventually((directory / "kroute.conf").stat)
+                running.append(BirdProcess(node, directory, directory / "kroute.conf"))
+                running[-1].start()
+            for place in PLACES.values():
+                for pods in place.pod_networks:
+                    await eventually(partial(has_route_to, here.cluster.client, f"{pods} via"), within=60)
+            await all_reach_each_other(await here.pods())
+            assert all(links(node).count("kroute-") == 1 for node in here.cluster.nodes.values()), "the bridge alone"
+        finally:
+            for process in running:
+                process.kill()
