@@ -22,6 +22,8 @@ from kroute.model.pod_routes import NodeRoutes, PlannedRoute
 from kroute.planning.index import Index
 from kroute.settings import FULL, OFF, Settings
 
+NODES_A_PIECE = 16
+"""Nodes that are planned before other tasks run: a few milliseconds."""
 MOST_NETWORKS = 4
 """Networks of one Node that are looked at; the API allows one of each family."""
 LARGER = 4
@@ -98,7 +100,7 @@ class PodRouteCatalog:
         self._surroundings = _surroundings(own, facts)
         self._marked.update(dict.fromkeys(self._nodes))
 
-    def plan_marked(self, most: int = 64) -> list[NodeRoutes]:
+    def plan_marked(self, most: int = NODES_A_PIECE) -> list[NodeRoutes]:
         """Plan some Nodes of which something has changed. The plan of a Node that is gone is empty."""
         if not self.has_marked:
             return []
@@ -162,7 +164,8 @@ class PodRouteCatalog:
                 rest = f"{error}. This node has no route to the pods there (docs/pod-network.md)."
                 problems.append(Problem.about("PodNetworkLeftOut", f"podCIDR {quoted(text)} of Node {name}", rest))
                 continue
-            is_near = any(ip_address(address) in subnet for subnet in self._surroundings.subnets)
+            parsed = ip_address(address)
+            is_near = any(parsed in subnet for subnet in self._surroundings.subnets)
             is_tunnelled = self._settings.overlay == FULL or not (is_near or self._settings.overlay == OFF)
             if is_tunnelled or is_near:  # without tunnels, routers know the way to nodes in other subnets
                 routes[str(found)] = PlannedRoute(address, source, is_tunnelled)

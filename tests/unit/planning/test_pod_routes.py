@@ -176,8 +176,8 @@ def test_an_old_node_that_claims_the_whole_range_takes_nothing_from_newer_ones()
 
 def test_a_change_of_one_node_plans_that_node_alone() -> None:
     catalog = catalog_of(*(a_node(number) for number in range(2, 30)))
-    catalog.plan_marked()
-    assert not catalog.has_marked
+    while catalog.has_marked:
+        catalog.plan_marked()
     moved = a_node(7, addresses=("192.168.123.99",))
     catalog.take([Applied(moved), Applied(a_node(8))])
     [plan] = catalog.plan_marked()
