@@ -1,12 +1,14 @@
 """The kernel's routes to pods of other nodes and its tunnels, on a real kernel."""
 
 import errno
+from contextlib import nullcontext
 from socket import AF_INET, AF_INET6
 
 import pytest
 
 from kroute.kernel import modules
 from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.modules import kernel_version
 from kroute.kernel.pods.pod_routes import (
     DeletePodRoute,
     DeleteTunnel,
@@ -145,3 +147,19 @@ async def test_the_smallest_mtu_counts(kernel: PodNetworkKernel) -> None:
     run("ip link set lo mtu 1400")
     assert await kernel.mtu(["e0", "lo", "absent"]) == 1400
     assert await kernel.mtu(["absent"]) is None
+
+
+async def test_one_tunnel_for_all_nodes_leads_to_a_neighbour_by_ipv6_in_newer_kernels_alone(
+    kernel: PodNetworkKernel,
+) -> None:
+    """So each other node has a tunnel of its own. IPv4 takes such a next hop."""
+    assert await modules.load(["ipip", "ip6_tunnel"]) == []
+    run(f"ip link add all4 type ipip local {NODE}")
+    run(f"ip link add all6 type ip6tnl mode ip6ip6 local {NODE6}")
+    for name in ("all4", "all6"):
+        run(f"ip link set {name} up")
+    run(f"ip route add {PODS} via {PEER} dev all4 onlink")
+    refused = pytest.raises(AssertionError, match="invalid gateway") if kernel_version() == (6, 1) else nullcontext()
+    with refused:
+        run(f"ip route add {PODS6} via {PEER6} dev all6 onlink")
+    run("ip route add fd00:244:3::/64 via fdfe::1 dev all6 onlink")
