@@ -46,10 +46,10 @@ class CniFile:
 
     def remove(self) -> bool:
         """Delete the file; returns whether there was one. Raises KernelError."""
+        if not self.path.exists():
+            return False  # a read-only file system refuses to delete what it does not have
         try:
             self.path.unlink()
-        except FileNotFoundError:
-            return False
         except OSError as error:
             raise KernelError(f"cannot delete {self.path}: {error.strerror}", errno=error.errno) from None
         return True
