@@ -16,7 +16,7 @@ def test_a_file_is_written_read_and_deleted_with_nothing_beside_it(tmp_path: Pat
     for text in ("first", "second"):
         file.write(text)
         assert file.read() == text
-    assert os.listdir(tmp_path / "net.d") == ["10-kroute.conflist"]
+    assert [path.name for path in (tmp_path / "net.d").iterdir()] == ["10-kroute.conflist"]
     assert file.path.stat().st_mode & 0o777 == 0o644
     assert file.remove()
     assert not file.remove()
