@@ -4,6 +4,8 @@ The router between the subnets knows no pods. Where tunnels are in UDP it forwar
 """
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -182,6 +184,46 @@ async def test_routes_of_others_stay_and_a_hostile_node_takes_nothing(tmp_path: 
         node1.run("ip", "link", "set", "eth0", "down")
         node1.run("ip", "link", "set", "eth0", "up")
         await eventually(partial(has_route_to, node1, "proto 108 src"), within=30)
+
+
+@pytest.mark.nftables
+async def test_a_stranger_puts_nothing_into_the_pods_network_by_a_tunnel(tmp_path: Path) -> None:
+    """A packet that the node at the other end sends by hand arrives; the same one of anybody else does not."""
+    async with network(tmp_path) as here:
+        await here.start()
+        pod = (await here.pods())[0]
+        with pod.namespace.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+            listener.bind((pod.ip, LISTENED))
+            node1, far = here.cluster.node("node1"), here.cluster.node(FAR)
+            for sender, word in (
+                (here.cluster.client, b"stranger"),
+                (here.cluster.node("node2"), b"neighbour"),
+                (far, b"far"),
+            ):
+                with sender.namespace.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_IPIP) as tunnel:
+                    tunnel.sendto(datagram("172.20.135.77", pod.ip, LISTENED, word), (node1.ip, 0))
+
+            def received() -> bytes:
+                try:
+                    return listener.recv(100)
+                except BlockingIOError:
+                    raise AssertionError("nothing yet") from None
+
+            assert await eventually(received, within=30) == b"far", "those that were sent before have not arrived"
+
+
+LISTENED = 7000
+
+
+def datagram(source: str, destination: str, port: int, payload: bytes) -> bytes:
+    """An IPv4 packet of UDP, without checksum of UDP."""
+    udp = struct.pack("!HHHH", port, port, 8 + len(payload), 0) + payload
+    ends = socket.inet_aton(source) + socket.inet_aton(destination)
+    header = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(udp), 0, 0, 64, socket.IPPROTO_UDP, 0) + ends
+    total = sum(struct.unpack("!10H", header))
+    total = (total & 0xFFFF) + (total >> 16)
+    checksum = ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF
+    return header[:10] + struct.pack("!H", checksum) + header[12:] + udp
 
 
 HOSTILE = "0.0.0.0/0", "172.20.0.0/16", "172.20.104.0/25", "192.168.123.0/24", "10.254.0.0/16", "::/0", "nonsense"
