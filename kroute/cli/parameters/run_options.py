@@ -47,12 +47,11 @@ from kroute.cli.parameters.options import (
     option,
 )
 from kroute.settings import (
+    EGRESS,
     ENCAPSULATIONS,
     FIREWALLS,
     IGNORE,
-    KEEP,
     LOCAL_MODES,
-    MASQUERADE,
     OVERLAYS,
     SCHEDULER_CHOICES,
     WAIT,
@@ -296,30 +295,16 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
     ),
     "Connecting pods": (
-        Setting(
-            "--pod-network",
-            None,
-            "Connect pods without another network plugin: with routes between nodes, and a configuration of CNI.",
-        ),
-        Setting(
-            "--overlay",
-            click.Choice(OVERLAYS),
-            "Which other nodes' pods are reached by tunnels: none, those of nodes in other subnets, all.",
-        ),
+        Setting("--pod-network", None, "Connect pods without another network plugin: by routes, and a file of CNI."),
+        Setting("--overlay", click.Choice(OVERLAYS), "Whose pods are reached by tunnels: off, of other subnets, all."),
         Setting("--overlay-encap", click.Choice(ENCAPSULATIONS), "What tunnels are: IP in IP, or in UDP as well."),
         Setting(
             "--overlay-encap-port-number", click.IntRange(1024, 65535), "The port of UDP, with --overlay-encap fou."
         ),
         Setting(
-            "--pod-egress",
-            click.Choice([MASQUERADE, KEEP]),
-            "The source of what pods send outside of --cluster-cidr: their node's address, or their own.",
+            "--pod-egress", click.Choice(EGRESS), "The source of what pods send outside: their node, or themselves."
         ),
-        Setting(
-            "--cni-directory",
-            ABSOLUTE_DIRECTORY,
-            "Where the container runtime looks for configurations of CNI.",
-        ),
+        Setting("--cni-directory", ABSOLUTE_DIRECTORY, "Where the container runtime looks for files of CNI."),
     ),
     "Comparison, repair and clean-up": (
         Setting(
