@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.lab.bird import BirdProcess
 from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.feed import feed_for
@@ -22,6 +21,7 @@ from tests.lab.firewall import backend
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.pod_network import FAR, GATEWAYS, PLACES, Runtime, in_two_subnets, routes_of
+from tests.lab.routers import BirdProcess
 from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.scenarios.conftest import FAMILIES
 from tests.scenarios.test_network_policies import Policies, described, hangs, reaches
