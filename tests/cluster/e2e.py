@@ -35,6 +35,12 @@ PORTION = 2
 """Cases of one program. Their outcomes are kept when it ends."""
 LONGEST = "90m"
 _KUBE_PROXY = "kube-proxy"
+BY_KROUTE = (
+    "settings.pod-network=true",
+    "settings.overlay=full",
+    "settings.cluster-cidr={10.244.0.0/16,fd00:10:244::/48}",
+)
+"""Values of kroute's chart by which it connects pods."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,13 +51,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rest", action="store_true", help="only what has not passed; what has failed runs alone")
     parser.add_argument("--proxy", action="append", help="kroute, or kube-proxy:MODE; both, one after the other")
     parser.add_argument("--set", action="append", default=[], help="a value of kroute's chart, as helm takes it")
+    parser.add_argument("--pod-network", action="store_true", help="with pods that kroute alone connects, by tunnels")
     parser.add_argument("--ipv6", action="store_true", help="on a cluster that has IPv6 alone")
     chosen = parser.parse_args(arguments)
     if said := missing() or kubernetes.missing("e2e.test"):
         print(said, file=sys.stderr)
         return 1
     families = DUAL_STACK[1:] if chosen.ipv6 else DUAL_STACK
-    with Cluster(NODES, families, beside=True) as cluster:
+    if chosen.pod_network:
+        chosen.proxy, chosen.set = ["kroute"], [*chosen.set, *BY_KROUTE]
+    with Cluster(NODES, families, beside=True, has_pod_network=not chosen.pod_network) as cluster:
         cluster.apply(*addons.dns(cluster.control.address, [DNS[families[0]]]))
         for proxy in chosen.proxy or ["kroute", f"{_KUBE_PROXY}:nftables"]:
             name, _, mode = proxy.partition(":")
@@ -92,6 +101,7 @@ def _installed(cluster: Cluster, name: str, mode: str, values: Sequence[str]) ->
     """A proxy on the cluster, as long as the context is entered."""
     if name != _KUBE_PROXY:
         install(cluster, *(word for value in values for word in ("--set", value)))
+        cluster.wait_until("all nodes are ready", cluster.nodes_are_ready)
         yield
         uninstall(cluster)
         return
