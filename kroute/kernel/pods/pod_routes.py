@@ -19,6 +19,7 @@ include/uapi/linux/if_tunnel.h, fou.h and if_link.h.)
 import errno
 import re
 import socket
+from base64 import b32encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias
@@ -117,7 +118,7 @@ _KINDS: Mapping[int, tuple[str, int]] = {
     socket.AF_INET: ("ipip", socket.IPPROTO_IPIP),
     socket.AF_INET6: ("ip6tnl", socket.IPPROTO_IPV6),
 }
-_NAME = re.compile(r"kroute-[0-9a-f]{8}")
+_NAME = re.compile(r"kroute-[a-z2-7]{8}")
 
 
 class Tunnel(NamedTuple):
@@ -133,8 +134,9 @@ class Tunnel(NamedTuple):
 
     @property
     def link(self) -> str:
-        """The name of its link."""
-        return f"kroute-{sha256(f'{self.local} {self.remote} {self.port}'.encode()).hexdigest()[:8]}"
+        """The name of its link, with 40 bits of a digest: as many as there is room for."""
+        digest = sha256(f"{self.local} {self.remote} {self.port}".encode()).digest()
+        return f"kroute-{b32encode(digest[:5]).decode().lower()}"
 
 
 class PodRoute(NamedTuple):
