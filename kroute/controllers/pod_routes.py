@@ -94,6 +94,8 @@ class PodRoutes(Controller):
         self.routes: DesiredState[str, PodRoute] = DesiredState()
         self._facts: NodeFacts | None = None
         self._problems: dict[tuple[str, str], Problem] = {}
+        self._refused: dict[str, Problem] = {}
+        """Of each route and tunnel that the kernel has refused."""
         self._is_due = True
         """Whether CNI's file and the ports of tunnels are to be looked at."""
 
@@ -154,7 +156,8 @@ class PodRoutes(Controller):
         if self.tunnels.unsettled or self.routes.unsettled:
             await self._write_routes()
         own = {_CNI, _PORT, _RULES}
-        self._report([it for of_node in catalog.problems.values() for it in of_node], lambda it: it.subject not in own)
+        of_nodes = (it for of_node in catalog.problems.values() for it in of_node)
+        self._report([*of_nodes, *self._refused.values()], lambda it: it.subject not in own)
         if self._is_due and not own & self.status.waiting():
             self._is_due = False
             await self._attempt(_PORT, self._ensure_ports(self._facts), "Pods of other nodes are not reached.")
@@ -182,6 +185,9 @@ class PodRoutes(Controller):
         routes = [it for it in await self.routes.all_pending() if it.key not in waiting]
         changes = [*map(_of_tunnel, tunnels), *map(_of_route, routes)]
         refused = {_key(failure.change): str(failure) for failure in await self._network.write(changes)}
+        attempted = {_key(change) for change in changes}
+        self._refused = {key: it for key, it in self._refused.items() if key not in attempted}
+        self._refused |= {key: _refusal(key, sentence) for key, sentence in refused.items()}
         tunnels = [it for it in tunnels if it.key not in refused]
         for tunnel in tunnels:
             self.tunnels.note_applied(tunnel.key, tunnel.desired)
@@ -192,6 +198,14 @@ class PodRoutes(Controller):
         log_changes(log, routes, lambda it: "pod_route.set" if it.desired else "pod_route.removed", _fields)
         self.status.wrote(len(tunnels) + len(routes))
         self.status.refused(refused, ())
+        await self._close_ports(it.applied for it in tunnels if it.applied is not None and it.desired is None)
+        self._is_due = self._is_due or bool(tunnels)
+
+    async def _close_ports(self, gone: Iterable[Tunnel]) -> None:
+        """Take no more packets out of UDP at ports that no tunnel has any more."""
+        used = {_port_of(tunnel) for tunnel in self.tunnels.applied.values()}
+        for family, port in sorted({_port_of(tunnel) for tunnel in gone if tunnel.port} - used):
+            await self._network.set_port(family, port, is_wanted=False)
 
     async def _attempt(self, what: str, work: Coroutine[Any, Any, None], consequence: str) -> None:
         """Do what is beside routes and tunnels. A failure is a problem of the node, and is tried again."""
@@ -207,8 +221,8 @@ class PodRoutes(Controller):
         self._report([], lambda it: it.subject == what)
 
     async def _ensure_ports(self, facts: NodeFacts) -> None:
-        """Have the kernel take packets of tunnels at their port, if they have one."""
-        if not (port := self.settings.tunnel_port):
+        """Have the kernel take packets of tunnels at their port. Tunnels come first: by them a cleanup knows the port."""
+        if not (port := self.settings.tunnel_port) or not self.tunnels.applied:
             return
         present = await self._network.ports()
         for address in (facts.ipv4, facts.ipv6):
@@ -327,6 +341,15 @@ def _key(change: PodRouteChange) -> str:
 def _alone(address: str) -> str:
     """The network of one address."""
     return f"{address}/{128 if ':' in address else 32}"
+
+
+def _port_of(tunnel: Tunnel) -> tuple[int, int]:
+    return address_family(tunnel.remote), tunnel.port
+
+
+def _refusal(key: str, sentence: str) -> Problem:
+    """The problem of a route or tunnel that the kernel has refused."""
+    return Problem("PodRouteRefused", key, f"{sentence}. It is tried again. See docs/pod-network.md.")
 
 
 def _missing(what: str, delta: Delta[str, Tunnel] | Delta[str, PodRoute]) -> str:

@@ -148,9 +148,13 @@ async def test_a_refused_route_stops_no_other_and_is_tried_again(tmp_path: Path)
     await started(node)
     assert set(node.kernel.pod_routes) == ROUTES.keys() - {"10.244.1.0/24"}
     assert node.settings.cni_file.exists()
+    assert [(problem.reason, problem.subject) for problem in node.pod_routes.problems] == [
+        ("PodRouteRefused", "10.244.1.0/24")
+    ]
     node.kernel.accept_all()
     await node.resync()
     assert node.kernel.pod_routes == ROUTES
+    assert node.pod_routes.problems == []
 
 
 def of_network(network: str) -> Callable[[object], bool]:
@@ -180,13 +184,13 @@ async def test_a_kernel_without_udp_tunnels_is_said_and_pods_of_the_same_subnet_
     node.clients.pod_network.lacks_udp = True
     await started(node)
     assert set(node.kernel.pod_routes) == {"10.244.1.0/24", "fd00:244:0:1::/64"}
-    [(what, problem)] = node.node_problems
-    assert (what, problem.reason) == ("report", "PodNetworkIncomplete")
+    assert {(what, problem.reason) for what, problem in node.node_problems} == {("report", "PodRouteRefused")}
     assert node.settings.cni_file.exists()
     node.clients.pod_network.lacks_udp = False
     await node.resync()
-    assert [what for what, _ in node.node_problems] == ["report", "take back"]
+    assert node.pod_routes.problems == []
     assert node.kernel.pod_routes.keys() == ROUTES.keys()
+    assert len(node.kernel.pod_ports) == 2
 
 
 async def test_other_settings_replace_tunnels_and_routes_without_a_gap(tmp_path: Path) -> None:
@@ -194,8 +198,21 @@ async def test_other_settings_replace_tunnels_and_routes_without_a_gap(tmp_path:
     kept = {"pod_network": True, "cluster_cidrs": CLUSTER, "cni_directory": tmp_path / "cni"}
     again = await started(node.restarted(**kept, overlay_encap="fou"))
     assert {tunnel.port for tunnel in again.kernel.pod_tunnels.values()} == {5555}
+    assert again.kernel.pod_ports == {(AF_INET, 5555), (AF_INET6, 5555)}
     kinds = [type(change).__name__ for change in again.clients.pod_network.written]
     assert kinds == ["MakeTunnel"] * 2 + ["SetPodRoute"] * 4 + ["DeleteTunnel"] * 2
+
+
+async def test_a_port_is_open_as_long_as_a_tunnel_has_it(tmp_path: Path) -> None:
+    node = await started(new_node(tmp_path, overlay_encap="fou"), NEAR_NODE)
+    assert node.kernel.pod_ports == set(), "all nodes are in one subnet"
+    node.pod_routes.take_changes([Applied(FAR_NODE)])
+    await node.settle()
+    assert len(node.kernel.pod_ports) == 2
+    kept = {"pod_network": True, "cluster_cidrs": CLUSTER, "cni_directory": tmp_path / "cni"}
+    again = await started(node.restarted(**kept))
+    assert {tunnel.port for tunnel in again.kernel.pod_tunnels.values()} == {0}
+    assert again.kernel.pod_ports == set()
 
 
 async def test_a_directory_that_cannot_be_written_is_said_and_routes_are_there(tmp_path: Path) -> None:
