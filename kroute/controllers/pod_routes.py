@@ -221,7 +221,7 @@ class PodRoutes(Controller):
         self._report([], lambda it: it.subject == what)
 
     async def _ensure_ports(self, facts: NodeFacts) -> None:
-        """Have the kernel take packets of tunnels at their port. Tunnels come first: by them a cleanup knows the port."""
+        """Have the kernel take packets of tunnels at their port; tunnels first, since a cleanup knows it by them."""
         if not (port := self.settings.tunnel_port) or not self.tunnels.applied:
             return
         present = await self._network.ports()
