@@ -23,7 +23,7 @@ ENDING = {signal.SIGTERM, signal.SIGINT}
 
 @click.command()
 @with_settings(
-    *("--node-name", "--dummy-interface", "--exclude-cidrs", "--cni-directory"),
+    *("--node-name", "--dummy-interface", "--exclude-cidrs", "--bird-directory", "--cni-directory"),
     Setting("--wait", None, "Then say that this node is clean, and do nothing until SIGTERM: for a DaemonSet."),
     *("--state-dir", "--proc-sys", "--log-level"),
 )

@@ -139,6 +139,7 @@ def test_the_objects_are_those_of_kustomize(name: str, values: dict[str, Any]) -
         ("network-policies", {"settings": {"network-policies": True}}),
         ("load-balancer-addresses", {"settings": {"allocate-load-balancer-ips": True}}),
         ("direct-return", {"settings": {"direct-return": True}}),
+        ("announce", {"settings": {"announce": True}}),
         ("pod-network", {"settings": {"pod-network": True}}),
     ],
 )

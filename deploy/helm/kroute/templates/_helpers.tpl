@@ -123,6 +123,10 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- end }}
 
+{{- define "kroute.bird" -}}
+{{- get .Values.settings "bird-directory" | default "/run/bird" }}
+{{- end }}
+
 {{- define "kroute.cni" -}}
 {{- get .Values.settings "cni-directory" | default "/etc/cni/net.d" }}
 {{- end }}
