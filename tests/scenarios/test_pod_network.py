@@ -7,7 +7,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from tests.scenarios.conftest import FAMILIES
 from tests.scenarios.test_network_policies import Policies, described, hangs, reaches
 from tests.unit.planning.policies.cluster import ingress, namespace, pods_with
 
-PORT = 8080
+PORT, NODE_PORT = 8080, 30080
 LARGE = 20_000
 """Bytes of a request; many packets of any MTU here."""
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
@@ -133,6 +133,33 @@ async def test_services_and_network_policies_reach_pods_through_tunnels(tmp_path
             await reaches(near, family.of(far))
             await hangs(web, family.of(far))
             assert (await near.http(family.service_ip, 8080)).host == far.name
+
+
+@pytest.mark.each_firewall
+@pytest.mark.parametrize("overlay", ["subnet", "full"])
+async def test_every_nodes_port_leads_to_pods_of_every_node(tmp_path: Path, overlay: str) -> None:
+    async with network(tmp_path, "--overlay", overlay) as here:
+        await here.start()
+        pods = await here.pods()
+        spec = service("web", *CLUSTER_IPS, node_ports={"TCP": NODE_PORT}, sessionAffinity="ClientIP")
+        for called in pods:
+            here.deployment.apply(spec, *endpoint_slices("web", [called]))
+            for caller in (*pods, *here.cluster.nodes.values(), here.cluster.client):
+                for node in here.cluster.nodes.values():
+                    for family in FAMILIES:
+                        await is_answered_by(called, caller, family.of(node))
+
+
+async def is_answered_by(called: Pod, caller: Host, address: str) -> None:
+    """The Service has this pod alone now; another may still answer, or nobody yet."""
+    answered = ""
+    for _ in range(50):
+        with suppress(ConnectionRefusedError):
+            answered = (await caller.http(address, NODE_PORT, timeout=15)).host
+            if answered == called.name:
+                return
+        await asyncio.sleep(0.2)
+    raise AssertionError(f"{caller.name} gets answers of {answered or 'nobody'} by {address}, not of {called.name}")
 
 
 @pytest.mark.nftables

@@ -65,6 +65,7 @@ def _matches(rule: ParsedRule, packet: Packet, sets: Sets) -> bool:
         and _is(rule.destination, lambda text: ip_address(packet.destination) in ip_network(text))
         and _is(rule.protocol, lambda text: packet.protocol == _PROTOCOLS[text])
         and _is(rule.in_interface, lambda text: is_interface(packet.in_interface, text))
+        and not rule.out_interface  # those of tunnels; packets are traced as if by another
         and all(_match(match, packet, sets) for match in rule.matches)
     )
 

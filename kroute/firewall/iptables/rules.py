@@ -38,6 +38,7 @@ from kroute.firewall.policy import (
 from kroute.firewall.sets import LOOKED_UP, SERVED, SERVED_EVERYWHERE, SHAPES, ElementPart, End, Sets
 from kroute.kernel.iptables.rule import WITHOUT_SYN, comment
 from kroute.kernel.iptables.xtables import TableRules
+from kroute.kernel.pods.pod_routes import TUNNELS
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet
@@ -161,6 +162,7 @@ def _pod_egress(
     networks = pods_masqueraded(settings, family)
     rules = [
         *(f"-d {pods} {comment(reasons.TO_PODS)} -j RETURN" for pods in networks),
+        f"-o {TUNNELS}+ {comment(reasons.TO_NODES)} -j RETURN",
         *_exemptions(settings, family),
         f"{comment(reasons.POD_EGRESS)} {translation} --random-fully",
     ]

@@ -30,6 +30,7 @@ from kroute.firewall.nftables.statements import (
     Rule,
     Statement,
     answer,
+    by_interface,
     clear_mark,
     drop,
     has_mark,
@@ -58,6 +59,7 @@ from kroute.firewall.packet_trace import Hook, Packet, Rules, TraceResult
 from kroute.firewall.policy import are_local_pods_known, exemptions_of, pods_masqueraded, translated_source
 from kroute.firewall.sets import SERVED, SERVED_EVERYWHERE, End, Sets
 from kroute.kernel.nftables.objects import Chain, NftRule
+from kroute.kernel.pods.pod_routes import TUNNELS
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Protocol, range_lengths
@@ -281,8 +283,9 @@ def _pod_egress(settings: Settings, family: Family, node: NodeFacts) -> list[Cha
     if not (networks := pods_masqueraded(settings, family)):
         return []
     to_pods = [rule(reasons.TO_PODS, with_address(family, End.DESTINATION, pods), leave()) for pods in networks]
+    to_nodes = rule(reasons.TO_NODES, by_interface(TUNNELS), leave())
     others = rule(reasons.POD_EGRESS, _translation(settings, family, node))
-    return [ChainRules(Chain(EGRESS), [*to_pods, *_exemptions(settings, family), others])]
+    return [ChainRules(Chain(EGRESS), [*to_pods, to_nodes, *_exemptions(settings, family), others])]
 
 
 def _translation(settings: Settings, family: Family, node: NodeFacts) -> Statement:

@@ -279,6 +279,11 @@ def not_from_interface(pattern: str) -> Statement:
     )
 
 
+def by_interface(prefix: str) -> Statement:
+    """Packets that leave by an interface whose name begins like this. Packets are traced as if by another."""
+    return never(f'oifname "{prefix}*"', meta(AT, Meta.OIFNAME), compare(AT, prefix.encode()))
+
+
 def not_from_local_pods(settings: Settings, family: Family) -> Statement:
     """Packets that do not come from a local pod.
 

@@ -118,7 +118,9 @@ _KINDS: Mapping[int, tuple[str, int]] = {
     socket.AF_INET: ("ipip", socket.IPPROTO_IPIP),
     socket.AF_INET6: ("ip6tnl", socket.IPPROTO_IPV6),
 }
-_NAME = re.compile(r"kroute-[a-z2-7]{8}")
+TUNNELS = "kroute-"
+"""What the names of tunnels' links begin with. That of the bridge may too: what leaves by it is for pods."""
+_NAME = re.compile(rf"{TUNNELS}[a-z2-7]{{8}}")
 
 
 class Tunnel(NamedTuple):
@@ -136,7 +138,7 @@ class Tunnel(NamedTuple):
     def link(self) -> str:
         """The name of its link, with 40 bits of a digest: as many as there is room for."""
         digest = sha256(f"{self.local} {self.remote} {self.port}".encode()).digest()
-        return f"kroute-{b32encode(digest[:5]).decode().lower()}"
+        return f"{TUNNELS}{b32encode(digest[:5]).decode().lower()}"
 
 
 class PodRoute(NamedTuple):

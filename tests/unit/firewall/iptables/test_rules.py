@@ -161,6 +161,7 @@ def test_with_a_pod_network_what_pods_send_outside_is_masqueraded_and_nothing_el
     assert bare(found.chains["KROUTE-EGRESS"]) == [
         "-d 10.244.0.0/16 -j RETURN",
         "-d 10.9.0.0/16 -j RETURN",
+        "-o kroute-+ -j RETURN",
         "-s 10.244.0.0/16 -d 192.168.0.0/16 -j RETURN",
         "-j MASQUERADE --random-fully",
     ]

@@ -148,6 +148,7 @@ def test_with_a_pod_network_what_pods_send_outside_is_masqueraded_and_nothing_el
     assert chain("pod-egress", found) == [
         "ip daddr 10.244.0.0/16 return",
         "ip daddr 10.9.0.0/16 return",
+        'oifname "kroute-*" return',
         "ip saddr 10.244.0.0/16 ip daddr 192.168.0.0/16 return",
         "masquerade fully-random",
     ]
