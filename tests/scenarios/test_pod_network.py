@@ -7,7 +7,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -150,14 +150,33 @@ async def test_every_nodes_port_leads_to_pods_of_every_node(tmp_path: Path, over
                         await is_answered_by(called, caller, family.of(node))
 
 
-async def is_answered_by(called: Pod, caller: Host, address: str) -> None:
+@pytest.mark.each_firewall
+async def test_pods_reach_nodes_behind_tunnels_and_services_of_what_is_in_their_network(tmp_path: Path) -> None:
+    async with network(tmp_path, "--overlay", "full") as here:
+        await here.start()
+        pods = await here.pods()
+        for node in here.cluster.nodes.values():
+            await node.serve(http=PORT)
+        for called in here.cluster.nodes.values():
+            here.deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", [called]))
+            for caller in pods:
+                for family in FAMILIES:
+                    await is_answered_by(called, caller, family.of(called), PORT)
+                    await is_answered_by(called, caller, family.service_ip, PORT)
+
+
+async def is_answered_by(called: Host, caller: Host, address: str, port: int = NODE_PORT) -> None:
     """The Service has this pod alone now; another may still answer, or nobody yet."""
     answered = ""
     for _ in range(50):
-        with suppress(ConnectionRefusedError):
-            answered = (await caller.http(address, NODE_PORT, timeout=15)).host
-            if answered == called.name:
-                return
+        try:
+            answered = (await caller.http(address, port, timeout=15)).host
+        except TimeoutError:
+            raise AssertionError(f"{caller.name} gets no answer of {called.name} by {address}") from None
+        except OSError:
+            answered = ""
+        if answered == called.name:
+            return
         await asyncio.sleep(0.2)
     raise AssertionError(f"{caller.name} gets answers of {answered or 'nobody'} by {address}, not of {called.name}")
 
