@@ -36,6 +36,11 @@ def pods_masqueraded(settings: Settings, family: Family) -> list[str]:
     return [cidr for cidr in settings.cluster_cidrs if family_of(cidr) is family] if settings.masquerades_pods else []
 
 
+def pods_in_tunnels(settings: Settings, family: Family) -> list[str]:
+    """The networks of this family whose pods reach other nodes through tunnels."""
+    return [cidr for cidr in settings.cluster_cidrs if family_of(cidr) is family] if settings.pod_network else []
+
+
 def exemptions_of(settings: Settings, family: Family) -> list[Exemption]:
     """The exemptions of this family (`--masquerade-exempt`)."""
     return [exemption for exemption in settings.masquerade_exemptions if family_of(exemption.source) is family]

@@ -158,9 +158,12 @@ async def test_pods_reach_nodes_behind_tunnels_and_services_of_what_is_in_their_
         for node in here.cluster.nodes.values():
             await node.serve(http=PORT)
         for called in here.cluster.nodes.values():
-            here.deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", [called]))
+            spec = service("web", *CLUSTER_IPS, node_ports={"TCP": NODE_PORT})
+            here.deployment.apply(spec, *endpoint_slices("web", [called]))
             for caller in pods:
                 for family in FAMILIES:
+                    for node in here.cluster.nodes.values():
+                        await is_answered_by(called, caller, family.of(node))
                     await is_answered_by(called, caller, family.of(called), PORT)
                     await is_answered_by(called, caller, family.service_ip, PORT)
 

@@ -32,6 +32,7 @@ from kroute.firewall.policy import (
     are_local_pods_known,
     exemptions_of,
     local_pods_interface,
+    pods_in_tunnels,
     pods_masqueraded,
     translated_source,
 )
@@ -120,6 +121,7 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
     mark = f"{settings.masquerade_mark:#x}"
     address = translated_source(settings, family, node)
     translation = f"-j SNAT --to-source {address}" if address is not None else "-j MASQUERADE"
+    tunnelled = pods_in_tunnels(settings, family)
     egress, from_pods = _pod_egress(settings, family, translation)
     return TableRules(
         "nat",
@@ -135,6 +137,7 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
             ],
             "KROUTE-POSTROUTING": [
                 f"{comment(reasons.HAIRPIN)} {in_set(family, AddressSet.HAIRPIN)} -j MASQUERADE --random-fully",
+                *(f"-s {pods} -o {TUNNELS}+ {comment(reasons.TO_NODES)} -j KROUTE-TO-NODES" for pods in tunnelled),
                 f"{comment('all else leaves as it is, unless marked')} -m mark ! --mark {mark}/{mark} -j RETURN",
                 f"{comment('the mark has done its duty')} -j MARK --set-xmark {mark}/0x0",
                 f"{comment(reasons.MARKED)} {translation} --random-fully",
@@ -142,6 +145,7 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
             "KROUTE-KEEP": [
                 f"-m addrtype --dst-type LOCAL {comment(reasons.KEPT)} {in_set(family, AddressSet.VIP)} -j ACCEPT"
             ],
+            **_to_nodes(mark, tunnelled),
             **egress,
         },
         jumps=[
@@ -153,6 +157,13 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
             *from_pods,
         ],
     )
+
+
+def _to_nodes(mark: str, networks: list[str]) -> dict[str, list[str]]:
+    """Take the mark from what pods send to nodes through tunnels: those take no other source out of them."""
+    to_pods = [f"-d {pods} {comment(reasons.TO_PODS)} -j RETURN" for pods in networks]
+    kept = f"{comment(reasons.TO_NODES)} -j MARK --set-xmark 0x0/{mark}"
+    return {"KROUTE-TO-NODES": [*to_pods, kept]} if networks else {}
 
 
 def _pod_egress(

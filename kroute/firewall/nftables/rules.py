@@ -56,7 +56,13 @@ from kroute.firewall.nftables.statements import (
     without_syn,
 )
 from kroute.firewall.packet_trace import Hook, Packet, Rules, TraceResult
-from kroute.firewall.policy import are_local_pods_known, exemptions_of, pods_masqueraded, translated_source
+from kroute.firewall.policy import (
+    are_local_pods_known,
+    exemptions_of,
+    pods_in_tunnels,
+    pods_masqueraded,
+    translated_source,
+)
 from kroute.firewall.sets import SERVED, SERVED_EVERYWHERE, End, Sets
 from kroute.kernel.nftables.objects import Chain, NftRule
 from kroute.kernel.pods.pod_routes import TUNNELS
@@ -65,7 +71,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Protocol, range_lengths
 from kroute.settings import Settings
 
-MARK, EGRESS = "mark-masquerade", "pod-egress"
+MARK, EGRESS, TO_NODES = "mark-masquerade", "pod-egress", "to-nodes"
 DESTINATION_NAT, SOURCE_NAT = -100, 100
 """NF_IP_PRI_NAT_DST and NF_IP_PRI_NAT_SRC; in nft, `dstnat` and `srcnat`."""
 
@@ -247,6 +253,7 @@ def nat_chains(settings: Settings, family: Family, node: NodeFacts) -> list[Chai
             [rule(reasons.OF_THIS_NODE, jump(MARK)), kept],
             Hook.NAT_OUTPUT,
         ),
+        *_to_nodes(settings, family),
         *_pod_egress(settings, family, node),
         ChainRules(
             Chain("nat-postrouting", "nat", "postrouting", behind_ipvs),
@@ -270,12 +277,24 @@ def _masquerading(settings: Settings, family: Family, node: NodeFacts) -> list[R
     mark = settings.masquerade_mark
     return [
         rule(reasons.HAIRPIN, in_set(family, AddressSet.HAIRPIN), masqueraded()),
+        *(
+            rule(reasons.TO_NODES, with_address(family, End.SOURCE, pods), by_interface(TUNNELS), jump(TO_NODES))
+            for pods in pods_in_tunnels(settings, family)
+        ),
         rule(reasons.MARKED, has_mark(mark), clear_mark(mark), _translation(settings, family, node)),
         *(
             rule(reasons.FROM_PODS, with_address(family, End.SOURCE, pods), jump(EGRESS))
             for pods in pods_masqueraded(settings, family)
         ),
     ]
+
+
+def _to_nodes(settings: Settings, family: Family) -> list[ChainRules]:
+    """Take the mark from what pods send to nodes through tunnels: those take no other source out of them."""
+    if not (networks := pods_in_tunnels(settings, family)):
+        return []
+    to_pods = [rule(reasons.TO_PODS, with_address(family, End.DESTINATION, pods), leave()) for pods in networks]
+    return [ChainRules(Chain(TO_NODES), [*to_pods, rule(reasons.TO_NODES, clear_mark(settings.masquerade_mark))])]
 
 
 def _pod_egress(settings: Settings, family: Family, node: NodeFacts) -> list[ChainRules]:

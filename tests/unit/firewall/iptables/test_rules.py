@@ -165,8 +165,18 @@ def test_with_a_pod_network_what_pods_send_outside_is_masqueraded_and_nothing_el
         "-s 10.244.0.0/16 -d 192.168.0.0/16 -j RETURN",
         "-j MASQUERADE --random-fully",
     ]
-    for unchanged in ({**PODS, "pod_network": False}, {**PODS, "pod_egress": "keep"}):
-        assert nat(**unchanged) == nat(cluster_cidrs=PODS["cluster_cidrs"])
+    assert nat(**{**PODS, "pod_network": False}) == nat(cluster_cidrs=PODS["cluster_cidrs"])
+    assert nat(**{**PODS, "pod_egress": "keep"}).jumps == found.jumps[:-2]
+    assert "KROUTE-EGRESS" not in nat(**{**PODS, "pod_egress": "keep"}).chains
+    assert bare(found.chains["KROUTE-POSTROUTING"])[1:3] == [
+        "-s 10.244.0.0/16 -o kroute-+ -j KROUTE-TO-NODES",
+        "-s 10.9.0.0/16 -o kroute-+ -j KROUTE-TO-NODES",
+    ]
+    assert bare(found.chains["KROUTE-TO-NODES"]) == [
+        "-d 10.244.0.0/16 -j RETURN",
+        "-d 10.9.0.0/16 -j RETURN",
+        "-j MARK --set-xmark 0x0/0x4000",
+    ]
     rules = family_rules(Settings("node3", **PODS, masquerade_exemptions=exempt), Family.IPV4, NODE)
     for destination, masquerade in (("10.9.1.7", False), ("192.168.5.5", False), ("1.1.1.1", True)):
         result = rules.trace(Hook.NAT_POSTROUTING, Packet(6, "10.244.1.7", destination, 80, "eth0"), {})

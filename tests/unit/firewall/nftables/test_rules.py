@@ -144,7 +144,7 @@ def test_with_a_pod_network_what_pods_send_outside_is_masqueraded_and_nothing_el
     exempt = (Exemption("10.244.0.0/16", "192.168.0.0/16"),)
     found = rules(**PODS, masquerade_exemptions=exempt)
     from_pods = ["ip saddr 10.244.0.0/16 jump pod-egress", "ip saddr 10.9.0.0/16 jump pod-egress"]
-    assert chain("nat-postrouting", found)[2:] == from_pods
+    assert chain("nat-postrouting", found)[-2:] == from_pods
     assert chain("pod-egress", found) == [
         "ip daddr 10.244.0.0/16 return",
         "ip daddr 10.9.0.0/16 return",
@@ -152,12 +152,26 @@ def test_with_a_pod_network_what_pods_send_outside_is_masqueraded_and_nothing_el
         "ip saddr 10.244.0.0/16 ip daddr 192.168.0.0/16 return",
         "masquerade fully-random",
     ]
-    assert chain("nat-postrouting", rules(Family.IPV6, **PODS))[2:] == ["ip6 saddr fd00:244::/48 jump pod-egress"]
-    for unchanged in ({**PODS, "pod_network": False}, {**PODS, "pod_egress": "keep"}):
-        assert render(rules(**unchanged)) == render(rules(cluster_cidrs=PODS["cluster_cidrs"]))
+    assert chain("nat-postrouting", rules(Family.IPV6, **PODS))[-1] == "ip6 saddr fd00:244::/48 jump pod-egress"
+    unchanged = rules(**{**PODS, "pod_network": False})
+    assert render(unchanged) == render(rules(cluster_cidrs=PODS["cluster_cidrs"]))
+    assert chain("nat-postrouting", rules(**{**PODS, "pod_egress": "keep"})) == chain("nat-postrouting", found)[:-2]
     for destination, masquerade in (("10.9.1.7", False), ("192.168.5.5", False), ("1.1.1.1", True)):
         result = found.trace(Hook.NAT_POSTROUTING, Packet(6, "10.244.1.7", destination, 80, "eth0"), {})
         assert (result.why == reasons.POD_EGRESS) is masquerade
+
+
+def test_what_pods_send_to_nodes_through_tunnels_loses_the_mark() -> None:
+    found = rules(**PODS, masquerade_mark=0x10)
+    assert chain("nat-postrouting", found)[1:3] == [
+        'ip saddr 10.244.0.0/16 oifname "kroute-*" jump to-nodes',
+        'ip saddr 10.9.0.0/16 oifname "kroute-*" jump to-nodes',
+    ]
+    assert chain("to-nodes", found) == [
+        "ip daddr 10.244.0.0/16 return",
+        "ip daddr 10.9.0.0/16 return",
+        "meta mark set meta mark & 0xffffffef",
+    ]
 
 
 def test_only_addresses_on_no_link_get_the_mark_of_direct_return_and_lose_it_before_ipvs() -> None:
