@@ -25,6 +25,7 @@ from kroute.firewall.backend import firewall_of, policies_of
 from kroute.firewall.protocol import Removable
 from kroute.firewall.sets import SetFill
 from kroute.kernel.clients import EventSource
+from kroute.kernel.net.links import TUNNELS
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.objects import Change
 from kroute.model.plan import VirtualServerKey
@@ -252,7 +253,7 @@ class NodeControllers:
 
     def has_connected(self) -> bool:
         """Whether an earlier run seems to have connected pods. It costs little."""
-        has_links = any(name.startswith("kroute-") for _, name in socket.if_nameindex())
+        has_links = any(name.startswith(TUNNELS) for _, name in socket.if_nameindex())
         return has_links or self.service_proxy.settings.cni_file.exists()
 
     async def disconnect(self, report: CleanupReport) -> None:

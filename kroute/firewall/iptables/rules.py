@@ -39,7 +39,7 @@ from kroute.firewall.policy import (
 from kroute.firewall.sets import LOOKED_UP, SERVED, SERVED_EVERYWHERE, SHAPES, ElementPart, End, Sets
 from kroute.kernel.iptables.rule import WITHOUT_SYN, comment
 from kroute.kernel.iptables.xtables import TableRules
-from kroute.kernel.pods.pod_routes import TUNNELS
+from kroute.kernel.net.links import TUNNELS
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet

@@ -64,8 +64,8 @@ from kroute.firewall.policy import (
     translated_source,
 )
 from kroute.firewall.sets import SERVED, SERVED_EVERYWHERE, End, Sets
+from kroute.kernel.net.links import TUNNELS
 from kroute.kernel.nftables.objects import Chain, NftRule
-from kroute.kernel.pods.pod_routes import TUNNELS
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Protocol, range_lengths

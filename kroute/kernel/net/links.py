@@ -28,6 +28,8 @@ from kroute.kernel.netlink.rtnetlink import (
 )
 
 DUMMY = "dummy"
+TUNNELS = "kroute-"
+"""What the names of tunnels to other nodes begin with. That of the bridge of pods does, too."""
 
 
 class LinkState(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from hashlib import sha256
 from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.errors import Change, Failure, none_if_refused, raise_refusal
-from kroute.kernel.net.links import encode_delete_link, encode_no_link_local, set_link
+from kroute.kernel.net.links import TUNNELS, encode_delete_link, encode_no_link_local, set_link
 from kroute.kernel.net.policy_routing import (
     FR_ACT_TO_TBL,
     FRA_PRIORITY,
@@ -118,8 +118,6 @@ _KINDS: Mapping[int, tuple[str, int]] = {
     socket.AF_INET: ("ipip", socket.IPPROTO_IPIP),
     socket.AF_INET6: ("ip6tnl", socket.IPPROTO_IPV6),
 }
-TUNNELS = "kroute-"
-"""What the names of tunnels' links begin with. That of the bridge may too: what leaves by it is for pods."""
 _NAME = re.compile(rf"{TUNNELS}[a-z2-7]{{8}}")
 
 
