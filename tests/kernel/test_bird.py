@@ -168,14 +168,3 @@ async def test_a_bird_that_hangs_is_given_up(node: RealBirdNode) -> None:
         await node.bird.has("text")
     assert time.monotonic() - began >= ANSWER_WITHIN
     node.process.send_signal(signal.SIGCONT)
-
-
-async def test_what_is_no_bird_is_told_apart(node: RealBirdNode) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n")
-        await reader.read()
-        writer.close()
-
-    async with await asyncio.start_unix_server(answer, node.socket):
-        with pytest.raises(BirdError, match="what answers is not BIRD"):
-            await node.bird.has("text")
