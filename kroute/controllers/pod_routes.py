@@ -7,7 +7,7 @@ were attempted, so that the first pods have them. At its end everything stays: p
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from socket import AF_INET, AF_INET6
 from typing import Any, NamedTuple, Protocol
 
@@ -38,6 +38,7 @@ from kroute.reconcile.batch_writer import log_changes
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.desired_state import Delta, DesiredState
+from kroute.reconcile.standing_problems import StandingProblems
 from kroute.settings import OFF
 
 log = structlog.get_logger(__name__)
@@ -93,7 +94,7 @@ class PodRoutes(Controller):
         self.tunnels: DesiredState[str, Tunnel] = DesiredState()
         self.routes: DesiredState[str, PodRoute] = DesiredState()
         self._facts: NodeFacts | None = None
-        self._problems: dict[tuple[str, str], Problem] = {}
+        self._standing = StandingProblems(connecting.report, connecting.take_back)
         self._refused: dict[str, Problem] = {}
         """Of each route and tunnel that the kernel has refused."""
         self._is_due = True
@@ -102,7 +103,7 @@ class PodRoutes(Controller):
     @property
     def problems(self) -> list[Problem]:
         """What keeps pods from reaching each other."""
-        return list(self._problems.values())
+        return self._standing.all
 
     @staticmethod
     def is_news(plan: Plan, before: Plan | None) -> bool:
@@ -157,7 +158,7 @@ class PodRoutes(Controller):
             await self._write_routes()
         own = {_CNI, _PORT, _RULES}
         of_nodes = (it for of_node in catalog.problems.values() for it in of_node)
-        self._report([*of_nodes, *self._refused.values()], lambda it: it.subject not in own)
+        self._standing.report([*of_nodes, *self._refused.values()], lambda it: it.subject not in own)
         if self._is_due and not own & self.status.waiting():
             self._is_due = False
             await self._attempt(_PORT, self._ensure_ports(self._facts), "Pods of other nodes are not reached.")
@@ -215,10 +216,10 @@ class PodRoutes(Controller):
             self._is_due = True
             self.status.refused({what: str(error)}, ())
             problem = Problem("PodNetworkIncomplete", what, f"{error}. {consequence} See docs/pod-network.md.")
-            self._report([problem], lambda it: it.subject == what)
+            self._standing.report([problem], lambda it: it.subject == what)
             return
         self.status.retries.succeeded(what)
-        self._report([], lambda it: it.subject == what)
+        self._standing.report([], lambda it: it.subject == what)
 
     async def _ensure_ports(self, facts: NodeFacts) -> None:
         """Have the kernel take packets of tunnels at their port; tunnels first, since a cleanup knows it by them."""
@@ -261,18 +262,6 @@ class PodRoutes(Controller):
         if self.settings.overlay != OFF:
             found -= max(OVERHEAD[family] for family in families) + (GUE_OVERHEAD if self.settings.tunnel_port else 0)
         return max(found, *(_LEAST_MTU[family] for family in families))
-
-    def _report(self, problems: Collection[Problem], is_alike: Callable[[Problem], bool]) -> None:
-        """Report these problems, each once, and take back others that are alike."""
-        named = {problem[:2]: problem for problem in problems}
-        for name, known in list(self._problems.items()):
-            if name not in named and is_alike(known):
-                del self._problems[name]
-                self._connecting.take_back(known)
-        for name, problem in named.items():
-            if name not in self._problems:
-                self._problems[name] = problem
-                self._connecting.report(problem)
 
 
 def configuration(networks: Iterable[str], mtu: int) -> str:

@@ -3,8 +3,8 @@
 Read the modules in this order: `broadcaster` (how plans come to controllers), `desired_state` (desired state, applied
 state, deltas), `stage_gate` (how controllers wait for each other), `controller` (the loop that all share),
 `staged_controller` (the base of controllers whose objects exist before a VIP goes live), `batch_writer` (what follows a
-write), `pass_status` (counters, refusals, retries) and `ledger` (which objects are ours). `batches` and
-`cleanup_report` are small tools.
+write), `pass_status` (counters, refusals, retries) and `ledger` (which objects are ours). `batches`,
+`standing_problems` and `cleanup_report` are small tools.
 
 **Concurrency.** Each controller is one task, and no other task touches its mutable state. It sleeps until new plans
 arrive, the kernel sends an event, a plan passes a stage of another controller, or a retry or a resync falls due. Then

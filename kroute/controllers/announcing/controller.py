@@ -33,6 +33,7 @@ from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.desired_state import DesiredState
 from kroute.reconcile.pass_status import names_of
 from kroute.reconcile.stage_gate import EARLIER_RUN, UNANNOUNCED, Revision
+from kroute.reconcile.standing_problems import StandingProblems
 
 log = structlog.get_logger(__name__)
 
@@ -101,7 +102,7 @@ class Announcing(Controller):
         self._told = _Told()
         self._leaving: dict[str, float] = {}
         """When each address that is not announced any more, or should not be, may be unbound at the latest."""
-        self._problems: dict[tuple[str, str], Problem] = {}
+        self._standing = StandingProblems(speaking.report, speaking.take_back)
         addresses.follow(self.wake)
         addresses.announced = self.desired.applied.keys()
         self._gate.join(self.wake, says={UNANNOUNCED: self._is_unannounced})
@@ -121,7 +122,7 @@ class Announcing(Controller):
     @property
     def problems(self) -> list[Problem]:
         """What keeps routers from learning what they should."""
-        return list(self._problems.values())
+        return self._standing.all
 
     async def sessions(self) -> list[Session]:
         """All BGP sessions, as BIRD has them. Raises BirdError."""
@@ -198,7 +199,7 @@ class Announcing(Controller):
         if plan.withdraws and plan.withdraws != self._told.withdraws:
             log.warning("node.withdraws", why=plan.withdraws)
         self._told.plan, self._told.is_due = plan, True
-        self._report(problems, lambda problem: problem.reason == "InvalidAnnotation")
+        self._standing.report(problems, lambda problem: problem.reason == "InvalidAnnotation")
 
     async def _tell(self) -> None:
         """Have BIRD read what is to be announced now, unless it has, or has to be left alone for a while."""
@@ -226,7 +227,7 @@ class Announcing(Controller):
             return False
         self.status.wrote(1)
         self.status.retries.succeeded(_BIRD)
-        self._report([], lambda problem: problem.subject == _BIRD)
+        self._standing.report([], lambda problem: problem.subject == _BIRD)
         return True
 
     async def _note(self, announced: frozenset[str], now: float) -> None:
@@ -252,7 +253,7 @@ class Announcing(Controller):
         if self._told.plan is None:
             return ""
         plan, passwords, problems = with_passwords(self._told.plan, self.settings.peer_passwords)
-        self._report(problems, lambda problem: problem.reason == "NoPeerPassword")
+        self._standing.report(problems, lambda problem: problem.reason == "NoPeerPassword")
         return configuration(plan, addresses, passwords)
 
     async def _has_text(self) -> bool:
@@ -270,19 +271,7 @@ class Announcing(Controller):
         consequence = "routers keep what they have learned for as long as BGP lets them, and learn nothing new"
         problem = Problem(reason, _BIRD, f"{error}. All is served, but {consequence}. See docs/routing.md.")
         self.status.refused({_BIRD: str(error)}, ())
-        self._report([problem], lambda known: known.subject == _BIRD)
-
-    def _report(self, problems: Collection[Problem], is_alike: Callable[[Problem], bool]) -> None:
-        """Report these problems, each once, and take back others that are alike."""
-        named = {problem[:2]: problem for problem in problems}
-        for name, known in list(self._problems.items()):
-            if name not in named and is_alike(known):
-                del self._problems[name]
-                self._speaking.take_back(known)
-        for name, problem in named.items():
-            if name not in self._problems:
-                self._problems[name] = problem
-                self._speaking.report(problem)
+        self._standing.report([problem], lambda known: known.subject == _BIRD)
 
     def _is_unannounced(self, plan: Revision) -> bool:
         return self.has_adopted and self.desired.has_departed(plan.key)
