@@ -18,7 +18,7 @@ from kroute.checks.cluster_reader import (
     mapping_of,
     server_flags,
 )
-from kroute.model.addresses import canonical
+from kroute.model.addresses import canonical, is_subnet_of
 
 _HOST = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,251}[A-Za-z0-9])?")
 _LOCAL_BALANCERS = {"k3s": 6444, "rke2": 6443}
@@ -154,7 +154,6 @@ def _k3s(cluster: Cluster, flag: str, default: str) -> tuple[str, str]:
 
 def is_within(network: str, others: Iterable[str]) -> bool:
     try:
-        inner = ip_network(network)
-        return any(inner.subnet_of(outer) for each in others if (outer := ip_network(each)).version == inner.version)  # type: ignore[arg-type]
+        return any(is_subnet_of(ip_network(network), ip_network(other)) for other in others)
     except ValueError:
         return False

@@ -8,7 +8,7 @@ import msgspec
 
 from kroute.base.forwarding import DIRECT_ROUTING
 from kroute.model.addresses import Family, canonical, family_of
-from kroute.model.node_facts import NodeFacts
+from kroute.model.node_facts import NodeFacts, first_of_each_family
 from kroute.model.objects import (
     LoadBalancerIngress,
     LoadBalancerStatus,
@@ -97,7 +97,7 @@ def director_node(node: Node) -> DirectorNode | None:
     if not traits.is_ready or EXCLUSION_LABEL in (node.metadata.labels or {}):
         return None
     own = [canonical(address.address) for address in node.status.addresses or () if address.type == "InternalIP"]
-    first = {family_of(address): address for address in reversed(list(filter(None, own)))}
+    first = first_of_each_family(own)
     return DirectorNode(node.metadata.name, first, traits) if first else None
 
 

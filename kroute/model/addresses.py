@@ -85,6 +85,13 @@ def network(text: str) -> IPv4Network | IPv6Network:
     return ip_network(text, strict=False)
 
 
+def is_subnet_of(inner: IPv4Network | IPv6Network, outer: IPv4Network | IPv6Network) -> bool:
+    """Whether one network is a part of another; never, if they are of two families."""
+    if isinstance(inner, IPv4Network):
+        return isinstance(outer, IPv4Network) and inner.subnet_of(outer)
+    return isinstance(outer, IPv6Network) and inner.subnet_of(outer)
+
+
 def _text(packed: bytes, written: str) -> str:
     """The address in canonical text. `inet_pton` accepts only canonical IPv4, so that is returned as written."""
     if len(packed) == 4:

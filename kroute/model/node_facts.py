@@ -107,11 +107,11 @@ def node_facts(
     """
     named = _named(settings, node)
     own = interfaces.own or frozenset(named)  # without any address, nothing is known yet
-    present = _first_of_each_family(address for address in named if address in settings.node_ips or address in own)
-    default = _first_of_each_family(interfaces.default)
+    present = first_of_each_family(address for address in named if address in settings.node_ips or address in own)
+    default = first_of_each_family(interfaces.default)
     first = {
         family: present.get(family) or default.get(family) or address
-        for family, address in _first_of_each_family(named).items()
+        for family, address in first_of_each_family(named).items()
     }
     first = first or default
     labels = (node.metadata.labels if node else None) or {}
@@ -158,13 +158,16 @@ def _is_reachable(address: str) -> bool:
 
 def _named(settings: Settings, node: Node | None) -> list[str]:
     """The addresses that the settings and the Node object name, in canonical text, the best first."""
-    addresses = (node.status.addresses if node else None) or ()
-    named = [
-        *settings.node_ips,
-        *(address.address for kind in _ADDRESS_TYPES for address in addresses if address.type == kind),
-    ]
+    named = [*settings.node_ips, *(written_addresses(node) if node is not None else ())]
     return [address for address in map(canonical, named) if address is not None]
 
 
-def _first_of_each_family(addresses: Iterable[str]) -> dict[Family, str]:
-    return {family_of(address): address for address in reversed(list(addresses))}
+def written_addresses(node: Node) -> list[str]:
+    """The addresses in a Node's status, as they are written: InternalIPs first, then ExternalIPs."""
+    addresses = node.status.addresses or ()
+    return [address.address for kind in _ADDRESS_TYPES for address in addresses if address.type == kind]
+
+
+def first_of_each_family(addresses: Iterable[str | None]) -> dict[Family, str]:
+    """The first address of each family; None is passed over."""
+    return {family_of(address): address for address in reversed(list(addresses)) if address is not None}

@@ -14,8 +14,8 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 import msgspec
 
-from kroute.model.addresses import Family, family_of, network, unicast
-from kroute.model.node_facts import NodeFacts
+from kroute.model.addresses import Family, family_of, is_subnet_of, network, unicast
+from kroute.model.node_facts import NodeFacts, first_of_each_family, written_addresses
 from kroute.model.objects import Applied, Change, Deleted, Listed, Node, ObjectKey
 from kroute.model.plan import Problem, quoted
 from kroute.model.pod_routes import NodeRoutes, PlannedRoute
@@ -31,7 +31,6 @@ LARGER = 4
 same size, until it is told another one."""
 MOST_SUBNETS = 256
 """Smaller networks in a network that are looked up one by one. If it has room for more, all of them are looked at."""
-_TYPES = ("InternalIP", "ExternalIP")
 
 _Network = IPv4Network | IPv6Network
 
@@ -185,7 +184,7 @@ class PodRouteCatalog:
         return found
 
     def _is_of_cluster(self, found: _Network) -> bool:
-        return any(_is_within(found, of_cluster) for of_cluster in self._cluster)
+        return any(is_subnet_of(found, of_cluster) for of_cluster in self._cluster)
 
     def _refuse_taken(self, found: _Network, name: str) -> None:
         shortest = self._surroundings.shortest.get(found.version, 0)
@@ -251,12 +250,11 @@ class _Claims:
                 yield from found.subnets(new_prefix=length)
             else:
                 named = (each for of_node in self._of_node.values() for each in of_node)
-                yield from (each for each in named if each.prefixlen == length and _is_within(each, found))
+                yield from (each for each in named if each.prefixlen == length and is_subnet_of(each, found))
 
 
 def _known(node: Node) -> _KnownNode:
-    written = [unicast(one.address) for kind in _TYPES for one in node.status.addresses or () if one.type == kind]
-    first = {family_of(address): address for address in reversed(written) if address is not None}
+    first = first_of_each_family(map(unicast, written_addresses(node)))
     age = (node.metadata.creation_timestamp or "", node.metadata.name)
     return _KnownNode(age, tuple(sorted(first.values())), (node.spec.pod_cidrs or ())[:MOST_NETWORKS])
 
@@ -288,9 +286,3 @@ def _parsed(networks: Iterable[str]) -> list[_Network]:
         except ValueError:
             continue
     return found
-
-
-def _is_within(inner: _Network, outer: _Network) -> bool:
-    if isinstance(inner, IPv4Network):
-        return isinstance(outer, IPv4Network) and inner.subnet_of(outer)
-    return isinstance(outer, IPv6Network) and inner.subnet_of(outer)

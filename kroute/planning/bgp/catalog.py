@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from kroute.model.addresses import Family, canonical, family_of, network
-from kroute.model.node_facts import NodeFacts
+from kroute.model.addresses import Family, canonical, family_of, is_subnet_of, network
+from kroute.model.node_facts import NodeFacts, first_of_each_family, written_addresses
 from kroute.model.objects import Applied, Change, Deleted, Listed, Node
 from kroute.model.plan import Problem
 from kroute.model.speaker import BGP_PORT, Bfd, Peer, SpeakerPlan
@@ -41,7 +41,6 @@ WITHDRAWING_TAINTS = {
     "ToBeDeletedByClusterAutoscaler": "it is about to be removed",
 }
 """Of `node.kubernetes.io/unreachable` nothing follows: a control plane that is cut off gives it to all nodes."""
-_TYPES = ("InternalIP", "ExternalIP")
 
 
 class _KnownNode(msgspec.Struct, frozen=True):
@@ -132,8 +131,7 @@ class SpeakerCatalog:
                 found = network(cidr)
             except ValueError:
                 continue  # the node's plan says so
-            is_within = any(found.version == of.version and found.subnet_of(of) for of in ranges)  # type: ignore[arg-type]
-            if is_within and family_of(str(found)) in families:
+            if family_of(str(found)) in families and any(is_subnet_of(found, pods) for pods in ranges):
                 yield str(found)
 
     def _place(self, name: str, known: _KnownNode | None) -> None:
@@ -146,8 +144,7 @@ class SpeakerCatalog:
             self._nodes[name] = known
 
     def _known(self, node: Node) -> _KnownNode:
-        written = [canonical(one.address) for kind in _TYPES for one in node.status.addresses or () if one.type == kind]
-        first = {family_of(address): address for address in reversed(written) if address is not None}
+        first = first_of_each_family(map(canonical, written_addresses(node)))
         annotations = (node.metadata.annotations or {}).items()
         ours = tuple(sorted((name, value) for name, value in annotations if name in NAMES))
         return _KnownNode(tuple(sorted(first.values())), ours, _why_it_withdraws(node))
