@@ -68,12 +68,9 @@ class OptionalControllers(msgspec.Struct):
 
     def take_changes(self, changes: Iterable[Change]) -> None:
         """Pass on what the watchers saw to those that plan by themselves."""
-        if self.network_policy is not None:
-            self.network_policy.take_changes(changes)
-        if self.announcing is not None:
-            self.announcing.take_changes(changes)
-        if self.pod_routes is not None:
-            self.pod_routes.take_changes(changes)
+        for one in (self.network_policy, self.announcing, self.pod_routes):
+            if one is not None:
+                one.take_changes(changes)
 
 
 class NodeControllers:

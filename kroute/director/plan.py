@@ -8,7 +8,7 @@ import msgspec
 
 from kroute.base.forwarding import DIRECT_ROUTING
 from kroute.model.addresses import Family, canonical, family_of
-from kroute.model.node_facts import NodeFacts, first_of_each_family
+from kroute.model.node_facts import EXCLUSION_LABEL, NodeFacts, first_of_each_family
 from kroute.model.objects import (
     LoadBalancerIngress,
     LoadBalancerStatus,
@@ -44,9 +44,6 @@ from kroute.planning.options import Options
 from kroute.planning.plan_service import planning, too_many_backends
 from kroute.planning.weight_facts import Nodes, NodeTraits, WeightFacts, traits_of
 from kroute.settings import Settings
-
-EXCLUSION_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
-"""A Node with this label gets no traffic from load balancers (KEP-1143), whatever the label's value."""
 
 MOST_CHECKS = 1000
 """Checks of nodes that one Service may ask for: a second of what a director begins. One of each node is always made."""

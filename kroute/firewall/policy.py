@@ -33,7 +33,7 @@ def local_pods_interface(settings: Settings) -> str | None:
 
 def pods_masqueraded(settings: Settings, family: Family) -> list[str]:
     """The networks of this family whose pods call what is outside of them with their node's address."""
-    return [cidr for cidr in settings.cluster_cidrs if family_of(cidr) is family] if settings.masquerades_pods else []
+    return pods_in_tunnels(settings, family) if settings.masquerades_pods else []
 
 
 def pods_in_tunnels(settings: Settings, family: Family) -> list[str]:

@@ -4,7 +4,7 @@ There are three such bundles: the real one (`open_kernel`), one that only record
 (`kroute.inspect.recording`), and the fake of the tests (`tests/fakes/node_kernel.py`).
 """
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -117,8 +117,8 @@ async def open_kernel(
             xtables=_xtables(only),
             nftables=cast(NftablesClient, sockets.get("nftables") or _Closed("nftables")),
             sysctls=Sysctls(proc_sys),
-            tunnels=cast(TunnelClient, _TunnelsOnDemand(proc_sys)),
-            pod_network=cast(PodNetworkClient, _PodNetworkOnDemand()),
+            tunnels=cast(TunnelClient, _OnDemand(partial(_tunnels, proc_sys))),
+            pod_network=cast(PodNetworkClient, _OnDemand(_pod_network)),
             version=kernel_version(),
             monitor=partial(Monitor, own=own),
             sockets={name: client.netlink.statistics for name, client in opened.items()},
@@ -135,25 +135,26 @@ class _Closed:
         raise KernelError(f"the kernel client {self._name} is not open")
 
 
-class _TunnelsOnDemand:
-    """The client of direct return, which most nodes never use: it is loaded when it is asked for something."""
+class _OnDemand:
+    """A client that most nodes never use: it is loaded when it is asked for something."""
 
-    def __init__(self, proc_sys: Path) -> None:
-        self._proc_sys = proc_sys
-
-    def __getattr__(self, name: str) -> object:
-        from kroute.kernel.pods.client import Tunnels  # noqa: PLC0415
-
-        return getattr(Tunnels(self._proc_sys), name)
-
-
-class _PodNetworkOnDemand:
-    """The same for what connects pods."""
+    def __init__(self, load: Callable[[], object]) -> None:
+        self._load = load
 
     def __getattr__(self, name: str) -> object:
-        from kroute.kernel.pods.pod_routes import PodNetworkKernel  # noqa: PLC0415
+        return getattr(self._load(), name)
 
-        return getattr(PodNetworkKernel(), name)
+
+def _tunnels(proc_sys: Path) -> object:
+    from kroute.kernel.pods.client import Tunnels  # noqa: PLC0415
+
+    return Tunnels(proc_sys)
+
+
+def _pod_network() -> object:
+    from kroute.kernel.pods.pod_routes import PodNetworkKernel  # noqa: PLC0415
+
+    return PodNetworkKernel()
 
 
 def _xtables(only: Collection[ClientName]) -> "Mapping[Variant, XtablesClient]":

@@ -10,6 +10,10 @@ from kroute.model.addresses import Family, canonical, family_of
 from kroute.model.objects import ZONE_LABEL, Node
 from kroute.settings import PRIMARY, Settings
 
+EXCLUSION_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
+"""A Node with this label gets no traffic from load balancers (KEP-1143), whatever the label's value."""
+REMOVAL_TAINT = "ToBeDeletedByClusterAutoscaler"
+"""The cluster autoscaler's taint on a node that it is about to remove (its utils/taints package)."""
 _ADDRESS_TYPES = ("InternalIP", "ExternalIP")
 """The types of a Node's addresses that its Services may use as their source address, in order of preference."""
 

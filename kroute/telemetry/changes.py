@@ -23,6 +23,7 @@ import msgspec
 
 from kroute.base.histogram import Histogram
 from kroute.model.addresses import Family
+from kroute.model.node_facts import REMOVAL_TAINT
 from kroute.model.objects import Applied, Change, Deleted, EndpointSlice, KubernetesObject, Node, ObjectKey, Service
 from kroute.model.plan import Plan
 from kroute.reconcile.stage_gate import GOING_LIVE, Revision, Stage
@@ -48,9 +49,6 @@ APART = 4
 
 FAMILIES = tuple(map(str, Family))
 """The values of the label `ip_family`, and of an EndpointSlice's addressType."""
-
-REMOVAL_TAINT = "ToBeDeletedByClusterAutoscaler"
-"""The cluster autoscaler's taint on a node that it is about to remove (its utils/taints package)."""
 
 _Trigger = tuple[str, float]
 """A change of a pod: the family of its addresses, and the Unix time."""

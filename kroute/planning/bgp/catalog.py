@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kroute.model.addresses import Family, canonical, family_of, is_subnet_of, network
-from kroute.model.node_facts import NodeFacts, first_of_each_family, written_addresses
+from kroute.model.node_facts import EXCLUSION_LABEL, REMOVAL_TAINT, NodeFacts, first_of_each_family, written_addresses
 from kroute.model.objects import Applied, Change, Deleted, Listed, Node
 from kroute.model.plan import Problem
 from kroute.model.speaker import BGP_PORT, Bfd, Peer, SpeakerPlan
@@ -34,11 +34,10 @@ from kroute.planning.bgp.annotations import (
 )
 from kroute.settings import Settings
 
-EXCLUDED_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
 WITHDRAWING_TAINTS = {
     "node.kubernetes.io/unschedulable": "it is cordoned",
     "node.kubernetes.io/not-ready": "it is not ready",
-    "ToBeDeletedByClusterAutoscaler": "it is about to be removed",
+    REMOVAL_TAINT: "it is about to be removed",
 }
 """Of `node.kubernetes.io/unreachable` nothing follows: a control plane that is cut off gives it to all nodes."""
 
@@ -204,8 +203,8 @@ class SpeakerCatalog:
 def _why_it_withdraws(node: Node) -> str:
     if node.metadata.deletion_timestamp is not None:
         return "its Node object is being deleted"
-    if EXCLUDED_LABEL in (node.metadata.labels or {}):
-        return f"it has the label {EXCLUDED_LABEL}"
+    if EXCLUSION_LABEL in (node.metadata.labels or {}):
+        return f"it has the label {EXCLUSION_LABEL}"
     taints = {taint.key for taint in node.spec.taints or ()}
     return next((why for key, why in WITHDRAWING_TAINTS.items() if key in taints), "")
 

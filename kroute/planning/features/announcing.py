@@ -6,9 +6,6 @@ nodes would send some of them to nodes that do not serve them. With policy Clust
 too, so that clients are refused at once, and routers learn nothing new while all pods are replaced.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 import msgspec
 
 from kroute.model.plan import ServicePlan
@@ -57,20 +54,18 @@ def begin(inputs: PlanInputs) -> AnnouncingStep | None:
     """The step of a Service of which any address may be announced."""
     if not inputs.settings.announce:
         return None
-    kinds = dict(_by_settings(inputs.settings))
+    kinds = _by_settings(inputs.settings)
     kinds |= {asked.kind: asked.is_on for asked in inputs.options.asked if isinstance(asked, _Asked)}
     wanted = frozenset(kind for kind, is_on in kinds.items() if is_on)
     return AnnouncingStep(inputs, wanted) if wanted else None
 
 
-def _by_settings(settings: Settings) -> Mapping[Kind, bool]:
-    return MappingProxyType(
-        {
-            Kind.CLUSTER_IP: settings.advertise_cluster_ip,
-            Kind.EXTERNAL_IP: settings.advertise_external_ip,
-            Kind.LOAD_BALANCER_IP: settings.advertise_loadbalancer_ip,
-        }
-    )
+def _by_settings(settings: Settings) -> dict[Kind, bool]:
+    return {
+        Kind.CLUSTER_IP: settings.advertise_cluster_ip,
+        Kind.EXTERNAL_IP: settings.advertise_external_ip,
+        Kind.LOAD_BALANCER_IP: settings.advertise_loadbalancer_ip,
+    }
 
 
 def _row(kind: Kind, word: str, addresses: str) -> Annotation:

@@ -7,9 +7,10 @@ import pytest
 import yaml
 
 from kroute.model.addresses import Family
+from kroute.model.node_facts import EXCLUSION_LABEL
 from kroute.model.objects import Applied, Deleted, Listed, Node, NodeSpec, ObjectKey, Taint
 from kroute.model.speaker import Bfd, Peer, Secret, SpeakerPlan
-from kroute.planning.bgp.catalog import EXCLUDED_LABEL, SpeakerCatalog
+from kroute.planning.bgp.catalog import SpeakerCatalog
 from tests.builders import NODE, NODE_IPV4, NODE_IPV6, facts, node, settings
 
 ROUTER = "192.168.123.1"
@@ -241,7 +242,7 @@ def test_clients_speak_with_the_servers_of_their_cluster_and_servers_with_server
         (a_node(taint="node.kubernetes.io/unschedulable"), "it is cordoned"),
         (a_node(taint="node.kubernetes.io/not-ready"), "it is not ready"),
         (a_node(taint="ToBeDeletedByClusterAutoscaler"), "it is about to be removed"),
-        (node(labels={EXCLUDED_LABEL: ""}), f"it has the label {EXCLUDED_LABEL}"),
+        (node(labels={EXCLUSION_LABEL: ""}), f"it has the label {EXCLUSION_LABEL}"),
         (a_node(taint="node.kubernetes.io/unreachable"), ""),
         (a_node(), ""),
     ],
