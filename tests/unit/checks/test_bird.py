@@ -1,5 +1,6 @@
 """`kroute check` says what keeps routers from learning addresses."""
 
+import os
 import socket
 
 import pytest
@@ -44,8 +45,8 @@ async def test_sessions_that_are_not_up_are_named_with_their_last_errors(bird: F
 
 async def test_a_bird_that_is_away_may_have_lost_its_port_to_another_program(bird: FakeBird) -> None:
     bird.away = True
-    with socket.create_server(("::", 0), family=socket.AF_INET6) as other:
-        port = other.getsockname()[1]
+    port = 20_000 + os.getpid() % 10_000  # one that the kernel gives to no connection, also not once it is free again
+    with socket.create_server(("::", port), family=socket.AF_INET6):
         [away, taken] = await complaints(bird, bgp_port_number=port)
     assert "cannot be reached" in away
     assert f"port {port} is taken" in taken
