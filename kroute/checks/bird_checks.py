@@ -7,10 +7,10 @@ from kroute.checks.finding import Finding, ok, warning
 from kroute.kernel.bird import Bird
 from kroute.kernel.clients import BirdClient
 from kroute.kernel.errors import KernelError
+from kroute.model.speaker import ESTABLISHED
 from kroute.settings import Settings
 
 BIRD = "bird"
-UP = "Established"
 _PAGE = "docs/routing.md"
 
 
@@ -34,7 +34,7 @@ async def check_bird(settings: Settings, bird: BirdClient | None = None) -> list
     down = [
         f"the session with {one.neighbor} is not up ({one.state})" + (f": {one.last_error}" if one.last_error else "")
         for one in sessions
-        if one.state != UP
+        if one.state != ESTABLISHED
     ]
     return [warning(BIRD, message, step) for message in down] or [ok(BIRD, "all of its sessions are up")]
 

@@ -8,19 +8,22 @@ import msgspec
 from kroute.inspect.agent_socket import Answer
 from kroute.kernel.errors import KernelError
 from kroute.model.document import Document, View, encode
+from kroute.model.speaker import UNKNOWN, Peer
 
 if TYPE_CHECKING:
     from kroute.controllers.announcing.controller import Announcing
+    from kroute.kernel.bird import Session
 
 QUESTIONS = PEERS, ROUTES = "peers", "routes"
 """The questions. The answer is null if the agent announces no addresses."""
 ROUTER, NODE = "router", "node"
-ESTABLISHED, UNKNOWN = "Established", "unknown"
-"""The state of a session that is up, and of one of which BIRD says nothing."""
 
 
 class PeerView(View):
-    """A BGP session. `state` is BGP's, `since` as BIRD writes it, and routes are of both families."""
+    """A BGP session. `state` is BGP's, `since` as BIRD writes it, and routes are of both families.
+
+    `bfd` is the state of the BFD session beside it; empty if none is asked for.
+    """
 
     address: str
     asn: int
@@ -30,6 +33,7 @@ class PeerView(View):
     announced: int = 0
     learned: int = 0
     last_error: str = ""
+    bfd: str = ""
 
 
 class PeerList(Document):
@@ -70,19 +74,30 @@ async def peers_of(announcing: "Announcing") -> PeerList:
     plan = announcing.plan
     if plan is None:
         return PeerList([], trouble="the initial sync is not served yet")
-    trouble = ""
     try:
-        sessions = {session.neighbor: session for session in await announcing.sessions()}
+        sessions, trouble = await announcing.sessions(), ""
     except KernelError as error:
         sessions, trouble = {}, str(error)
+    return PeerList(_views(plan.peers, sessions), plan.withdraws, trouble)
+
+
+def peers_seen(announcing: "Announcing") -> list[PeerView]:
+    """The planned sessions, with what BIRD said of each at the last look; none before the first."""
+    plan, seen = announcing.plan, announcing.seen
+    return _views(plan.peers, seen) if plan is not None and seen is not None else []
+
+
+def _views(peers: Iterable[Peer], sessions: "Mapping[str, Session]") -> list[PeerView]:
     items = []
-    for peer in plan.peers:
+    for peer in peers:
         view = PeerView(peer.address, peer.asn, NODE if peer.is_node else ROUTER)
         if (session := sessions.get(peer.address)) is not None:
             view.state, view.since, view.last_error = session.state, session.since, session.last_error
             view.announced, view.learned = session.announced, session.learned
+        if peer.bfd is not None:
+            view.bfd = (session.bfd if session is not None else "") or UNKNOWN
         items.append(view)
-    return PeerList(items, plan.withdraws, trouble)
+    return items
 
 
 def routes_of(announcing: "Announcing") -> RouteList:
@@ -92,7 +107,7 @@ def routes_of(announcing: "Announcing") -> RouteList:
         AnnouncementView(address, sorted(map(str, desired.owners(address))), address in announced)
         for address in sorted(desired.desired_keys() | announced)
     ]
-    return RouteList(items, announcing.plan.withdraws if announcing.plan is not None else "")
+    return RouteList(items, announcing.withdraws)
 
 
 def learned(announcing: "Announcing | None", addresses: Iterable[str]) -> dict[str, str]:
@@ -105,8 +120,8 @@ def _learned(announcing: "Announcing", address: str) -> str:
         return "learn it from this node"
     if announcing.desired.desired(address) is None:
         return "do not learn it from this node: it is not announced, or no ready endpoint is here"
-    if announcing.plan is not None and announcing.plan.withdraws:
-        return f"do not learn it from this node: {announcing.plan.withdraws}"
+    if announcing.withdraws:
+        return f"do not learn it from this node: {announcing.withdraws}"
     return "do not learn it yet: it is not live here, or BIRD has not been told (kroute show peers)"
 
 

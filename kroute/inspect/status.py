@@ -17,7 +17,6 @@ from kroute.model.document import Document
 if TYPE_CHECKING:
     from kroute.firewall.sets import SetFill
     from kroute.inspect.figures import Figures
-    from kroute.inspect.peers import PeerList
     from kroute.model.objects import ObjectKey
     from kroute.model.plan import Plan, Problem, ServicePlan
     from kroute.reconcile.pass_status import ControllerStatistics
@@ -286,20 +285,13 @@ def policy_problems(problems: Mapping[ObjectKey, Iterable[Problem]]) -> Iterator
             yield warning(problem.reason, message, "correct the policy; `kroute show policies` says what is enforced")
 
 
-def routing_problems(problems: Iterable[Problem], found: PeerList) -> Iterator[StatusProblem]:
-    """What keeps routers from learning what this node serves."""
-    from kroute.inspect.peers import ESTABLISHED  # noqa: PLC0415  only an agent that announces calls this
-
+def routing_problems(problems: Iterable[Problem], withdraws: str) -> Iterator[StatusProblem]:
+    """What keeps routers from learning what this node serves. `withdraws` says why it announces nothing."""
     for problem in problems:
         yield warning(problem.reason, problem.message, "see docs/routing.md; `kroute show peers` has the sessions")
-    if found.withdraws:
-        message = f"routers learn no address from this node: {found.withdraws}"
+    if withdraws:
+        message = f"routers learn no address from this node: {withdraws}"
         yield warning("NodeWithdraws", message, "nothing, if that is meant (docs/routing.md)")
-    for peer in found.items if not found.trouble else ():
-        if peer.state != ESTABLISHED:
-            error = f": {peer.last_error}" if peer.last_error else ""
-            message = f"the BGP session with {peer.kind} {peer.address} is not up ({peer.state}){error}"
-            yield warning("PeerDown", message, "check the way to the peer, and its AS number, address and password")
 
 
 def pod_network_problems(problems: Iterable[Problem]) -> Iterator[StatusProblem]:

@@ -8,6 +8,7 @@ import asyncio
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -32,7 +33,10 @@ _MARK = f"define {_NAME} = "
 
 
 class Session(msgspec.Struct, frozen=True):
-    """A BGP session as BIRD has it. `since` is as BIRD writes it, counts are of routes of both families."""
+    """A BGP session as BIRD has it. `since` is as BIRD writes it, counts are of routes of both families.
+
+    `bfd` is the state of the BFD session beside it; "" if there is none.
+    """
 
     name: str
     state: str
@@ -42,6 +46,7 @@ class Session(msgspec.Struct, frozen=True):
     learned: int = 0
     announced: int = 0
     last_error: str = ""
+    bfd: str = ""
 
 
 class BirdError(KernelError):
@@ -72,7 +77,7 @@ class Bird:
     async def has(self, text: str) -> bool:
         """Whether this text is what BIRD has read last. Its start and its clock do not matter."""
         try:
-            [lines] = await self._ask(f"eval {_NAME}")
+            lines = await self._ask(f"eval {_NAME}")
         except BirdError as error:
             if error.is_refusal:
                 return False
@@ -81,8 +86,12 @@ class Bird:
 
     async def sessions(self) -> list[Session]:
         """All BGP sessions."""
-        [lines] = await self._ask("show protocols all")
-        return _sessions([text for _, text in lines])
+        protocols = _protocols(text for _, text in await self._ask("show protocols all"))
+        has_bfd = any(columns[1:2] == ["BFD"] for columns, _ in protocols)
+        rows = [text.split() for _, text in await self._ask("show bfd sessions")] if has_bfd else []
+        bfd = {row[0]: row[2] for row in rows if len(row) > 2}  # of the heading, too
+        bgp = [each for each in protocols if each[0][1:2] == ["BGP"] and len(each[0]) > 4]
+        return [_session(columns, details, bfd) for columns, details in bgp]
 
     async def configure(self, text: str) -> None:
         """Have BIRD read this text instead of what it has. If BIRD refuses it, nothing has changed.
@@ -123,16 +132,15 @@ class Bird:
             raise BirdError(f"cannot write {self.path}: {error.strerror}; see --bird-directory") from None
 
     async def _told(self, command: str, good: frozenset[int]) -> None:
-        [lines] = await self._ask(command)
-        code, text = lines[-1]
+        code, text = (await self._ask(command))[-1]
         if code not in good:
             raise BirdError(f"BIRD answers to {command}: {text}", is_refusal=True)
 
-    async def _ask(self, *commands: str) -> list[list[tuple[int, str]]]:
-        """The answers: for each command lines of a code and a text."""
+    async def _ask(self, command: str) -> list[tuple[int, str]]:
+        """The answer: lines of a code and a text."""
         try:
             async with asyncio.timeout(ANSWER_WITHIN), _Connection(self.socket) as connection:
-                return [await connection.ask(command) for command in commands]
+                return await connection.ask(command)
         except TimeoutError:
             raise BirdError(f"BIRD does not answer on {self.socket} within {ANSWER_WITHIN:g} s: is it hung?") from None
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
@@ -188,7 +196,7 @@ def _checksum(text: str) -> int:
     return crc32(text.encode())
 
 
-def _sessions(lines: list[str]) -> list[Session]:
+def _protocols(lines: Iterable[str]) -> list[tuple[list[str], list[str]]]:
     """Of `show protocols all`: a line of columns for each protocol, then its details, which are indented."""
     found: list[tuple[list[str], list[str]]] = []
     for line in lines:
@@ -196,11 +204,14 @@ def _sessions(lines: list[str]) -> list[Session]:
             found.append((line.split(maxsplit=5), []))
         elif found:
             found[-1][1].append(line)
-    return [_session(columns, details) for columns, details in found if columns[1:2] == ["BGP"] and len(columns) > 4]
+    return found
 
 
-def _session(columns: list[str], details: list[str]) -> Session:
-    """The session. Each family has a line of routes: `Routes: 2 imported, 3 exported, 0 preferred`."""
+def _session(columns: list[str], details: list[str], bfd: Mapping[str, str]) -> Session:
+    """The session. Each family has a line of routes: `Routes: 2 imported, 3 exported, 0 preferred`.
+
+    `bfd` has the states of BFD by address.
+    """
     values: dict[str, str] = {}
     routes: Counter[str] = Counter()
     for line in details:
@@ -212,9 +223,10 @@ def _session(columns: list[str], details: list[str]) -> Session:
         name=columns[0],
         state=values.get("BGP state", columns[3]),
         since=columns[4],
-        neighbor=values.get("Neighbor address", ""),
+        neighbor=(neighbor := values.get("Neighbor address", "")),
         asn=int(values.get("Neighbor AS", "0")),
         learned=routes["imported"],
         announced=routes["exported"],
         last_error=values.get("Last error", ""),
+        bfd=bfd.get(neighbor, ""),
     )

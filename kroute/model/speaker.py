@@ -7,6 +7,9 @@ import msgspec
 from kroute.model.addresses import Family
 
 BGP_PORT = 179
+ESTABLISHED, UNKNOWN = "Established", "unknown"
+"""The state of a session that is up, and of one of which the speaker says nothing."""
+BFD_UP = "Up"
 LONGEST_PASSWORD = 80
 """TCP_MD5SIG_MAXKEYLEN of the kernel."""
 

@@ -96,7 +96,7 @@ class AgentStatus:
                 *set_problems(parts.controllers.set_fills()),
                 *plan_problems(plans),
                 *(policy_problems(parts.policies.catalog.problems) if parts.policies is not None else ()),
-                *await self._routing_problems(),
+                *self._routing_problems(),
             ],
         )
 
@@ -105,14 +105,12 @@ class AgentStatus:
         has_policies = rival is not None and rival.has_policies
         return proxy_problems(str(waits_for or ""), str(rival or ""), has_policies=has_policies)
 
-    async def _routing_problems(self) -> list[StatusProblem]:
+    def _routing_problems(self) -> Iterator[StatusProblem]:
         optional = self._parts.controllers.optional
-        found = list(pod_network_problems(optional.pod_routes.problems)) if optional.pod_routes is not None else []
-        if (announcing := optional.announcing) is None:
-            return found
-        from kroute.inspect.peers import peers_of  # noqa: PLC0415  few nodes announce
-
-        return [*found, *routing_problems(announcing.problems, await peers_of(announcing))]
+        if optional.pod_routes is not None:
+            yield from pod_network_problems(optional.pod_routes.problems)
+        if (announcing := optional.announcing) is not None:
+            yield from routing_problems(announcing.problems, announcing.withdraws)
 
     def _pending(self, counted: Statistics) -> int:
         """How many Services have changes that are on their way. At least 1 while a change of the node is."""

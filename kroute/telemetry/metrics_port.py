@@ -18,7 +18,7 @@ import structlog
 
 from kroute.http.messages import Request, Response, text
 from kroute.inspect.agent_socket import Answer
-from kroute.inspect.peers import PeerView, peers_of
+from kroute.inspect.peers import peers_seen
 from kroute.inspect.policies import PolicyFigures
 from kroute.inspect.status import WITH_DIGEST
 from kroute.kernel.errors import KernelError
@@ -120,7 +120,7 @@ class MetricsPort:
 
     async def scrape(self) -> Scrape:
         """The values of all metrics now."""
-        parts = self._parts
+        parts, announcing = self._parts, self._parts.controllers.optional.announcing
         return Scrape(
             parts=parts,
             health=self._health,
@@ -129,7 +129,7 @@ class MetricsPort:
             kernel=await self._read_kernel(),
             sets=parts.controllers.set_fills(),
             policies=await self._read_policies(),
-            peers=await self._read_peers(),
+            peers=peers_seen(announcing) if announcing is not None else (),
         )
 
     async def _read_kernel(self) -> KernelSummary | None:
@@ -147,10 +147,6 @@ class MetricsPort:
         except KernelError as error:
             log.warning("metrics.incomplete", error=str(error), consequence="this scrape says nothing of policies")
             return None
-
-    async def _read_peers(self) -> list[PeerView]:
-        announcing = self._parts.controllers.optional.announcing
-        return (await peers_of(announcing)).items if announcing is not None else []
 
     async def _content(self, question: Question) -> bytes:
         return msgspec.json.encode(await self.page.content(question))

@@ -31,16 +31,17 @@ def eventually_there(path: Path) -> None:
 
 
 class RealBirdNode:
-    """BIRD in the test's namespace."""
+    """BIRD in the test's namespace, or where `enter` leads."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *enter: str) -> None:
+        self.enter = enter
         self.socket, self.path = directory / "bird.ctl", directory / "kroute.conf"
         self.bird = Bird(self.socket, self.path)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         self.socket.unlink(missing_ok=True)
-        command = ["bird", "-f", "-R", "-c", str(self.path), "-s", str(self.socket)]
+        command = [*self.enter, "bird", "-f", "-R", "-c", str(self.path), "-s", str(self.socket)]
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         eventually_there(self.socket)
 
@@ -122,32 +123,57 @@ async def test_it_is_read_by_birds_user_alone(node: RealBirdNode) -> None:
     assert (found.st_mode & 0o777, found.st_uid, found.st_gid) == (0o600, 12345, 12345)
 
 
-async def test_a_session_is_shown_with_its_state_and_its_routes(node: RealBirdNode, tmp_path: Path) -> None:
-    """With another BIRD in the same namespace, on another address and port."""
-    run(f"ip address add {OWN}/24 dev lo")
-    run(f"ip address add {OTHER}/24 dev lo")
-    run("ip address add fd99::1/64 dev lo")
-    own = plan(port=1791, peers=(of_peer(port=1792, ttl=2), of_peer(address="10.9.9.3")))
+@pytest.fixture
+def neighbour() -> Iterator[tuple[str, ...]]:
+    """How a command runs in another namespace, to which a link leads."""
+    with subprocess.Popen(["unshare", "--net", "sleep", "infinity"]) as process:
+        try:
+            enter = ("nsenter", f"--net=/proc/{process.pid}/ns/net")
+            own, other = Path("/proc/self/ns/net").stat(), Path(f"/proc/{process.pid}/ns/net")
+            deadline = time.monotonic() + HANG
+            while other.stat().st_ino == own.st_ino:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            run(f"ip link add near type veth peer name far netns {process.pid}")
+            for command in (f"ip address add {OWN}/24 dev near", "ip address add fd99::1/64 dev near nodad"):
+                run(command)
+            run("ip link set near up")
+            for command in (f"ip address add {OTHER}/24 dev far", "ip link set far up", "ip link set lo up"):
+                run(" ".join((*enter, command)))
+            yield enter
+        finally:
+            process.kill()
+
+
+async def test_a_session_is_shown_with_its_state_its_routes_and_bfd(
+    node: RealBirdNode, neighbour: tuple[str, ...], tmp_path: Path
+) -> None:
+    own = plan(port=1791, peers=(of_peer(port=1792, bfd=Bfd(300, 300, 3)), of_peer(address="10.9.9.3")))
     with pytest.raises(BirdError):
         await node.bird.configure(configuration(own, ADDRESSES, {}))
     node.start()
-    other = RealBirdNode(tmp_path / "other")
+    other = RealBirdNode(tmp_path / "other", *neighbour)
     (tmp_path / "other").mkdir()
     other.path.write_text(
-        f"router id {OTHER};\nprotocol device {{ }}\nprotocol bgp node {{ local {OTHER} port 1792 as 65000;\n"
-        f"neighbor {OWN} port 1791 as 64512; multihop 2; connect delay time 1; ipv4 {{ import all; export none; }};\n"
+        f"router id {OTHER};\nprotocol device {{ }}\nprotocol bfd {{ }}\n"
+        f"protocol bgp node {{ local {OTHER} port 1792 as 65000; bfd on;\n"
+        f"neighbor {OWN} port 1791 as 64512; connect delay time 1; ipv4 {{ import all; export none; }};\n"
         "ipv6 { import all; export none; }; }\n"
     )
     other.start()
     try:
         deadline = time.monotonic() + HANG
-        while (session := (await node.bird.sessions())[0]).state != "Established" or session.announced < len(ADDRESSES):
+        while (
+            (session := (await node.bird.sessions())[0]).state != "Established"
+            or session.announced < len(ADDRESSES)
+            or session.bfd != "Up"
+        ):
             assert time.monotonic() < deadline, session
             await asyncio.sleep(0.1)
         assert (session.name, session.neighbor, session.asn) == (f"kroute-{OTHER}", OTHER, 65000)
         assert (session.announced, session.learned) == (len(ADDRESSES), 0)
         [_, absent] = await node.bird.sessions()
-        assert (absent.state, absent.announced) != ("Established", 3)
+        assert (absent.state, absent.announced, absent.bfd) != ("Established", 3, "Up")
         connection = connections()
         for addresses in (ADDRESSES[:1], (), ADDRESSES):
             await node.bird.configure(configuration(own, addresses, {}))

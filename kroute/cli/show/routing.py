@@ -50,9 +50,10 @@ def _text(item: peers.PeerView | peers.AnnouncementView) -> str:
 def print_peers(found: PeerList, screen: Screen) -> None:
     """Print one line for each session, and below them what is wrong."""
     numbers = ("AS", "Announced", "Learned")
-    table = TextTable("Peer", "AS", "Kind", "State", "Since", "Announced", "Learned", numbers=numbers)
+    table = TextTable("Peer", "AS", "Kind", "State", "Since", "BFD", "Announced", "Learned", numbers=numbers)
     for peer in found.items:
-        table.add(peer.address, peer.asn, peer.kind, peer.state, peer.since or "-", peer.announced, peer.learned)
+        state = peer.state, peer.since or "-", peer.bfd or "-"
+        table.add(peer.address, peer.asn, peer.kind, *state, peer.announced, peer.learned)
     screen.table(table)
     for peer in found.items:
         if peer.last_error:

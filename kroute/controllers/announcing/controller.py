@@ -8,6 +8,7 @@ something new writes one configuration with all that is to be announced, and has
   controller says UNANNOUNCED, and service_proxy unbinds the address. It does not wait long for a BIRD that is away.
 - Nothing is written before the initial sync is live, so a restart of kroute withdraws nothing.
 - BIRD may be away, hung, or refuse: the node is served as ever. It is told again until it has read the newest.
+- Each look asks for the sessions, too. So those who only observe the node never wait for BIRD.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from kroute.kernel.clients import BirdClient
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Change
 from kroute.model.plan import NodePlan, Plan, Problem, ServicePlan
-from kroute.model.speaker import SpeakerPlan
+from kroute.model.speaker import BFD_UP, ESTABLISHED, UNKNOWN, Peer, SpeakerPlan
 from kroute.reconcile.batch_writer import log_changes
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -43,6 +44,7 @@ PATIENCE = 5.0
 """Seconds for which an address waits for BIRD before it is unbound all the same."""
 _BIRD = "BIRD"
 """The key under which BIRD is told again."""
+_PEER_DOWN, _BFD_DOWN = "PeerDown", "BfdDown"
 
 
 class Catalog(Protocol):
@@ -102,6 +104,8 @@ class Announcing(Controller):
         self._told = _Told()
         self._leaving: dict[str, float] = {}
         """When each address that is not announced any more, or should not be, may be unbound at the latest."""
+        self.seen: dict[str, Session] | None = None
+        """The sessions at the last look, by the peers' addresses; empty if BIRD said nothing; None before the first."""
         self._standing = StandingProblems(speaking.report, speaking.take_back)
         addresses.follow(self.wake)
         addresses.announced = self.desired.applied.keys()
@@ -115,6 +119,11 @@ class Announcing(Controller):
         return self._told.plan
 
     @property
+    def withdraws(self) -> str:
+        """Why nothing is announced."""
+        return self._told.withdraws
+
+    @property
     def announced(self) -> frozenset[str]:
         """The addresses that BIRD announces, as far as it is known."""
         return self._told.announced
@@ -124,9 +133,9 @@ class Announcing(Controller):
         """What keeps routers from learning what they should."""
         return self._standing.all
 
-    async def sessions(self) -> list[Session]:
-        """All BGP sessions, as BIRD has them. Raises BirdError."""
-        return await self._speaking.bird.sessions()
+    async def sessions(self) -> dict[str, Session]:
+        """All BGP sessions, as BIRD has them, by the peers' addresses. Raises BirdError."""
+        return {session.neighbor: session for session in await self._speaking.bird.sessions()}
 
     @staticmethod
     def is_news(plan: Plan, before: Plan | None) -> bool:
@@ -257,12 +266,21 @@ class Announcing(Controller):
         return configuration(plan, addresses, passwords)
 
     async def _has_text(self) -> bool:
-        """Whether BIRD says that it has what it was told last."""
+        """Whether BIRD says that it has what it was told last. Its sessions are noted."""
         try:
+            self._note_sessions(await self.sessions())
             return bool(self._told.text) and await self._speaking.bird.has(self._told.text)
         except BirdError as error:
+            self.seen = {}
             self._failed(error)
             return False
+
+    def _note_sessions(self, sessions: dict[str, Session]) -> None:
+        """Note the sessions, and report those that are not as planned."""
+        self.seen = sessions
+        peers = self._told.plan.peers if self._told.plan is not None else ()
+        found = [it for peer in peers if (it := _complaint(peer, sessions.get(peer.address))) is not None]
+        self._standing.report(found, lambda known: known.reason in {_PEER_DOWN, _BFD_DOWN})
 
     def _failed(self, error: BirdError) -> None:
         """Say that BIRD has not read the newest, once. It is told again later, also if it comes back by itself."""
@@ -283,6 +301,20 @@ class Announcing(Controller):
         await self._live.wait()
         self._told.is_due = True
         self.wake.set()
+
+
+def _complaint(peer: Peer, session: Session | None) -> Problem | None:
+    """What is wrong with the session with a peer."""
+    name = f"{'node' if peer.is_node else 'router'} {peer.address}"
+    if session is None or session.state != ESTABLISHED:
+        state, error = (session.state, session.last_error) if session is not None else (UNKNOWN, "")
+        step = "Check the way to the peer, and its AS number, address and password."
+        rest = f"({state}){f': {error}' if error else ''}. {step} See docs/routing.md."
+        return Problem.about(_PEER_DOWN, f"no BGP session with {name}", rest)
+    if peer.bfd is None or session.bfd == BFD_UP:
+        return None
+    rest = f"({session.bfd or UNKNOWN}): while it is not up, a dead node is found after --bgp-holdtime alone."
+    return Problem.about(_BFD_DOWN, f"no BFD session with {name}", f"{rest} The peer needs BFD, too.")
 
 
 async def withdraw_all(bird: BirdClient, grace: float, report: CleanupReport) -> None:

@@ -38,7 +38,8 @@ class PlanSurvey(NamedTuple):
 class Scrape(NamedTuple):
     """The values at the moment of a scrape. `kernel` is None if the kernel cannot be read. `sets`: the firewall's.
 
-    `policies` is None if no network policies are enforced, or the kernel cannot be read. `peers` are the BGP sessions.
+    `policies` is None if no network policies are enforced, or the kernel cannot be read. `peers` are the BGP sessions
+    at the last look.
     """
 
     parts: AgentParts

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from kroute import __version__
 from kroute.inspect.figures import Figures
-from kroute.inspect.peers import ESTABLISHED
 from kroute.inspect.policies import PolicyFigures
+from kroute.model.speaker import BFD_UP, ESTABLISHED
 from kroute.telemetry.health import HealthEndpoint
 from kroute.telemetry.metrics.exposition import Samples, Value
 from kroute.telemetry.metrics.scrape import Row, Scrape, Series, by, counter, fields_of, gauge, histogram, one
@@ -129,6 +129,8 @@ ROWS: tuple[Row, ...] = (
     gauge("kroute_announced_addresses", "Addresses that routers learn from this node.", Series((), _announced)),
     gauge("kroute_bgp_session_up", "Whether the BGP session with a peer is up.",
           by("peer", lambda now: ((peer.address, peer.state == ESTABLISHED) for peer in now.peers))),
+    gauge("kroute_bfd_session_up", "Whether the BFD session with a peer, where one is asked for, is up.",
+          by("peer", lambda now: ((peer.address, peer.bfd == BFD_UP) for peer in now.peers if peer.bfd))),
     gauge("kroute_bgp_announced_routes", "Routes of both families that a peer has from this node.",
           by("peer", lambda now: ((peer.address, peer.announced) for peer in now.peers))),
     gauge("kroute_bgp_learned_routes", "Routes of both families that are learned from a peer.",

@@ -174,7 +174,7 @@ POLICIES = PolicyGroupList(
 )
 PEERS = PeerList(
     [
-        PeerView("192.0.2.1", 65000, "router", "Established", "13:31:15.082", 1234, 0),
+        PeerView("192.0.2.1", 65000, "router", "Established", "13:31:15.082", 1234, 0, "", "Up"),
         PeerView(IPV6, 4294967294, "node", "Active", "2026-11-28", 0, 0, "Socket: Connection refused"),
     ],
     "it is cordoned",

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from kroute.inspect import peers
-from kroute.inspect.peers import AnnouncementView, PeerView, answers_about, learned, peers_of, routes_of
+from kroute.inspect.peers import AnnouncementView, PeerView, answers_about, learned, peers_of, peers_seen, routes_of
 from kroute.inspect.status import routing_problems
 from kroute.kernel.bird import Session
 from kroute.model.objects import Applied
@@ -24,9 +24,6 @@ async def test_each_planned_peer_is_shown_with_what_bird_says(tmp_path: Path) ->
         PeerView("192.168.123.9", 65001, "router"),
     ]
     assert (found.trouble, list(found.names())) == ("", ["192.168.123.1", "192.168.123.9"])
-    [problem] = routing_problems([], found)
-    assert problem.reason == "PeerDown"
-    assert "router 192.168.123.9 is not up (unknown)" in problem.message
 
 
 async def test_while_bird_is_away_the_peers_are_unknown_and_it_is_said_why(tmp_path: Path) -> None:
@@ -35,7 +32,35 @@ async def test_while_bird_is_away_the_peers_are_unknown_and_it_is_said_why(tmp_p
     found = await peers_of(announcing_of(node))
     assert [peer.state for peer in found.items] == ["unknown"]
     assert "cannot be reached" in found.trouble
-    assert list(routing_problems([], found)) == []
+
+
+async def test_who_observes_sees_the_sessions_of_the_last_look_and_asks_nobody(tmp_path: Path) -> None:
+    node = await started(tmp_path, serving("web", 1), bfd=True)
+    announcing = announcing_of(node)
+    assert peers_seen(announcing) == [], "no look yet"
+    node.bird.known = [msgspec.structs.replace(UP, bfd="Up")]
+    await node.resync()
+    assert announcing.problems == []
+    node.bird.known = [msgspec.structs.replace(UP, bfd="Down")]
+    assert [(peer.state, peer.bfd) for peer in peers_seen(announcing)] == [("Established", "Up")]
+    await node.resync()
+    assert [(peer.state, peer.bfd) for peer in peers_seen(announcing)] == [("Established", "Down")]
+    assert [problem.reason for problem in announcing.problems] == ["BfdDown"]
+    node.bird.away = True
+    await node.resync()
+    assert [(peer.state, peer.bfd) for peer in peers_seen(announcing)] == [("unknown", "unknown")]
+
+
+async def test_a_session_that_is_not_up_is_a_problem_until_it_is(tmp_path: Path) -> None:
+    node = await started(tmp_path, serving("web", 1))
+    node.bird.known = [Session("kroute-192.168.123.1", "Active", "13:31:15", "192.168.123.1", 65000, last_error="Hold")]
+    await node.resync()
+    [problem] = announcing_of(node).problems
+    assert problem.reason == "PeerDown"
+    assert "no BGP session with router 192.168.123.1 (Active): Hold" in problem.message
+    node.bird.known = [UP]
+    await node.resync()
+    assert announcing_of(node).problems == []
 
 
 async def test_routes_are_shown_with_their_services(tmp_path: Path) -> None:
@@ -48,8 +73,8 @@ async def test_routes_are_shown_with_their_services(tmp_path: Path) -> None:
     await node.settle()
     found = routes_of(announcing_of(node))
     assert ([route.is_announced for route in found.items], found.withdraws) == ([False, False], "it is cordoned")
-    reasons = {problem.reason for problem in routing_problems([], await peers_of(announcing_of(node)))}
-    assert reasons == {"NodeWithdraws", "PeerDown"}
+    [problem] = routing_problems([], announcing_of(node).withdraws)
+    assert problem.reason == "NodeWithdraws"
 
 
 async def test_explain_has_what_routers_learn_of_an_address(tmp_path: Path) -> None:

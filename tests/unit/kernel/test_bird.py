@@ -34,6 +34,14 @@ PROTOCOLS = """2002-Name       Proto      Table      State  Since         Info
    Channel ipv4
      State:          DOWN
  \n0000 \n"""
+WITH_BFD = PROTOCOLS.replace(
+    "1002-kroute_vips4", "1002-kroute_bfd BFD        ---        up     13:31:10.551\n1006-\n1002-kroute_vips4"
+)
+BFD = """1020-kroute_bfd:
+ IP address                Interface  State      Since         Interval  Timeout
+ 10.0.0.2                  eth0       Up         13:31:16.000    0.300    0.900
+ 10.0.0.3                  ---        Down       13:31:45.477    1.000    0.000
+0000 \n"""
 
 
 @asynccontextmanager
@@ -74,6 +82,11 @@ async def test_sessions_with_the_routes_of_both_families(tmp_path: Path) -> None
         up, down = await bird.sessions()
     assert up == Session("kroute-10.0.0.2", "Established", "13:31:15.082", "10.0.0.2", 64513, 1, 6)
     assert (down.state, down.asn, down.last_error) == ("Active", 4200000000, "Error: BFD session down")
+
+
+async def test_sessions_of_bfd_stand_beside_those_of_bgp(tmp_path: Path) -> None:
+    async with answering(tmp_path, lambda command: BFD if command == "show bfd sessions" else WITH_BFD) as bird:
+        assert [session.bfd for session in await bird.sessions()] == ["Up", "Down"]
 
 
 async def test_a_configuration_is_checked_then_put_in_place_then_read(tmp_path: Path) -> None:

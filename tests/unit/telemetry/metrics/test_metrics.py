@@ -111,7 +111,9 @@ async def agent() -> Observed:
 
 
 async def test_every_family_of_the_table_has_series(agent: Observed, tmp_path: Path) -> None:
-    agent.workers.optional.announcing = announcing_of(await started(tmp_path))
+    node = await started(tmp_path, bfd=True)
+    await node.resync()
+    agent.workers.optional.announcing = announcing_of(node)
     agent.ownership.waits_for = agent.ownership.rival = Sign("kube-proxy", "process 7")
     found = await scraped(agent)
     agent.ownership.rival = Sign("Calico", "chain cali-FORWARD", has_policies=True)
@@ -139,10 +141,12 @@ async def test_what_is_served_and_what_passes_through_it(agent: Observed) -> Non
 
 
 async def test_what_routers_learn(agent: Observed, tmp_path: Path) -> None:
-    """Of a peer of which BIRD says nothing no session is up."""
+    """Of a peer of which BIRD says nothing no session is up. A scrape asks BIRD nothing."""
     routers = {"peer_router_ips": ("192.168.123.1", "192.168.123.9"), "peer_router_asns": (65000, 65001)}
     node = await started(tmp_path, serving("web", 1), **routers)
     node.bird.known = [UP]
+    await node.resync()
+    node.bird.away = True
     agent.workers.optional.announcing = announcing_of(node)
     found = await scraped(agent)
     assert found["kroute_announced_addresses"] == {(): 1}
