@@ -31,6 +31,9 @@ class FarPlace(Place):
         return super().ip6.replace(":123::", ":124::")
 
 
+REVERSE_PATH = {"node1": 1, "node2": 2, FAR: 1}
+"""`rp_filter` of each node, for all interfaces: strict, loose, strict. Filters that are off let more through."""
+
 PLACES = {**NODES, FAR: FarPlace(NODES[FAR].last, NODES[FAR].pods)}
 
 
@@ -44,6 +47,8 @@ def in_two_subnets() -> Cluster:
     for name in ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"):
         router.sysctl(name, 1)
     for name, node in made.nodes.items():
+        for of in "all", "default", "eth0":
+            node.sysctl(f"net.ipv4.conf.{of}.rp_filter", REVERSE_PATH[name])
         near, far, near6, far6 = GATEWAYS
         gateway, gateway6 = (far, far6) if name == FAR else (near, near6)
         node.namespace.ip(f"route add default via {gateway}\nroute add default via {gateway6}\n")
