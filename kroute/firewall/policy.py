@@ -46,6 +46,11 @@ def exemptions_of(settings: Settings, family: Family) -> list[Exemption]:
     return [exemption for exemption in settings.masquerade_exemptions if family_of(exemption.source) is family]
 
 
+def tunnels_source(settings: Settings, family: Family, node: NodeFacts) -> str | None:
+    """The source of what is masqueraded into tunnels: the answer to another address of the node went another way."""
+    return (node.ipv4 if family is Family.IPV4 else node.ipv6) if settings.pod_network else None
+
+
 def translated_source(settings: Settings, family: Family, node: NodeFacts) -> str | None:
     """The source of masqueraded packets (`--snat-source`). None: the kernel chooses one of the node's own.
 

@@ -35,6 +35,7 @@ from kroute.firewall.policy import (
     pods_in_tunnels,
     pods_masqueraded,
     translated_source,
+    tunnels_source,
 )
 from kroute.firewall.sets import LOOKED_UP, SERVED, SERVED_EVERYWHERE, SHAPES, ElementPart, End, Sets
 from kroute.kernel.iptables.rule import WITHOUT_SYN, comment
@@ -140,6 +141,7 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts) -> Tab
                 *(f"-s {pods} -o {TUNNELS}+ {comment(reasons.TO_NODES)} -j KROUTE-TO-NODES" for pods in tunnelled),
                 f"{comment('all else leaves as it is, unless marked')} -m mark ! --mark {mark}/{mark} -j RETURN",
                 f"{comment('the mark has done its duty')} -j MARK --set-xmark {mark}/0x0",
+                *_into_tunnels(settings, family, node),
                 f"{comment(reasons.MARKED)} {translation} --random-fully",
             ],
             "KROUTE-KEEP": [
@@ -164,6 +166,11 @@ def _to_nodes(mark: str, networks: list[str]) -> dict[str, list[str]]:
     to_pods = [f"-d {pods} {comment(reasons.TO_PODS)} -j RETURN" for pods in networks]
     kept = f"{comment(reasons.TO_NODES)} -j MARK --set-xmark 0x0/{mark}"
     return {"KROUTE-TO-NODES": [*to_pods, kept]} if networks else {}
+
+
+def _into_tunnels(settings: Settings, family: Family, node: NodeFacts) -> list[str]:
+    own = tunnels_source(settings, family, node)
+    return [f"-o {TUNNELS}+ {comment(reasons.TO_NODES)} -j SNAT --to-source {own} --random-fully"] if own else []
 
 
 def _pod_egress(

@@ -62,6 +62,7 @@ from kroute.firewall.policy import (
     pods_in_tunnels,
     pods_masqueraded,
     translated_source,
+    tunnels_source,
 )
 from kroute.firewall.sets import SERVED, SERVED_EVERYWHERE, End, Sets
 from kroute.kernel.net.links import TUNNELS
@@ -275,12 +276,17 @@ def _marking(settings: Settings, family: Family, node: NodeFacts) -> list[Rule]:
 
 def _masquerading(settings: Settings, family: Family, node: NodeFacts) -> list[Rule]:
     mark = settings.masquerade_mark
+    into_tunnels: list[Rule] = []
+    if (own := tunnels_source(settings, family, node)) is not None:
+        through = by_interface(TUNNELS), has_mark(mark), clear_mark(mark)
+        into_tunnels = [rule(reasons.TO_NODES, *through, translated(family, own))]
     return [
         rule(reasons.HAIRPIN, in_set(family, AddressSet.HAIRPIN), masqueraded()),
         *(
             rule(reasons.TO_NODES, with_address(family, End.SOURCE, pods), by_interface(TUNNELS), jump(TO_NODES))
             for pods in pods_in_tunnels(settings, family)
         ),
+        *into_tunnels,
         rule(reasons.MARKED, has_mark(mark), clear_mark(mark), _translation(settings, family, node)),
         *(
             rule(reasons.FROM_PODS, with_address(family, End.SOURCE, pods), jump(EGRESS))

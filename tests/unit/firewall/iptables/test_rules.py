@@ -172,6 +172,10 @@ def test_with_a_pod_network_what_pods_send_outside_is_masqueraded_and_nothing_el
         "-s 10.244.0.0/16 -o kroute-+ -j KROUTE-TO-NODES",
         "-s 10.9.0.0/16 -o kroute-+ -j KROUTE-TO-NODES",
     ]
+    assert bare(found.chains["KROUTE-POSTROUTING"])[-2:] == [
+        "-o kroute-+ -j SNAT --to-source 192.168.123.249 --random-fully",
+        "-j MASQUERADE --random-fully",
+    ]
     assert bare(found.chains["KROUTE-TO-NODES"]) == [
         "-d 10.244.0.0/16 -j RETURN",
         "-d 10.9.0.0/16 -j RETURN",

@@ -152,6 +152,11 @@ def test_with_a_pod_network_what_pods_send_outside_is_masqueraded_and_nothing_el
         "ip saddr 10.244.0.0/16 ip daddr 192.168.0.0/16 return",
         "masquerade fully-random",
     ]
+    marked = "meta mark & 0x00004000 == 0x00004000 meta mark set meta mark & 0xffffbfff"
+    assert chain("nat-postrouting", found)[-4:-2] == [
+        f'oifname "kroute-*" {marked} snat to 192.168.123.249 fully-random',
+        f"{marked} masquerade fully-random",
+    ]
     assert chain("nat-postrouting", rules(Family.IPV6, **PODS))[-1] == "ip6 saddr fd00:244::/48 jump pod-egress"
     unchanged = rules(**{**PODS, "pod_network": False})
     assert render(unchanged) == render(rules(cluster_cidrs=PODS["cluster_cidrs"]))
