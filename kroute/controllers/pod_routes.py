@@ -252,13 +252,19 @@ class PodRoutes(Controller):
             log.info("cni.written", networks=self._connecting.catalog.own)
 
     async def _pods_mtu(self, facts: NodeFacts) -> int:
-        """The MTU of pods: that of the interfaces with the node's own addresses, less the tunnels' headers."""
+        """The MTU of pods: that of the interfaces with the node's own addresses, less the tunnels' headers.
+
+        An address that is alone, without a subnet, may be on loopback: the interface of the default route counts, too.
+        """
         own = [address for address in (facts.ipv4, facts.ipv6) if address is not None]
-        links = [link for link, address in facts.interfaces.on_links if address.partition("/")[0] in own]
-        found = await self._network.mtu(sorted(links))
-        if found is None:
-            raise KernelError("no interface has the node's own address, so the MTU of pods is not known; trying again")
         families = [address_family(address) for address in own]
+        if self.settings.pod_mtu is not None:
+            return max(self.settings.pod_mtu, *(_LEAST_MTU[family] for family in families))
+        on_links = [(link, text) for link, text in facts.interfaces.on_links if text.partition("/")[0] in own]
+        alone = {address_family(address) for address in own if _alone(address) in {text for _, text in on_links}}
+        found = await self._network.mtu({link for link, _ in on_links}, alone)
+        if found is None:
+            raise KernelError("no interface has the node's own address, so the MTU of pods is not known; see --pod-mtu")
         if self.settings.overlay != OFF:
             found -= max(OVERHEAD[family] for family in families) + (GUE_OVERHEAD if self.settings.tunnel_port else 0)
         return max(found, *(_LEAST_MTU[family] for family in families))

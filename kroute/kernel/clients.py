@@ -222,8 +222,8 @@ class PodNetworkClient(Protocol):
     async def rules(self) -> set[str]:
         """The networks of this node's pods for which there are rules."""
 
-    async def mtu(self, interfaces: Collection[str]) -> int | None:
-        """The smallest MTU of these interfaces; None if none of them exists."""
+    async def mtu(self, interfaces: Collection[str], families: Collection[int] = ()) -> int | None:
+        """The smallest MTU of these interfaces and of these families' default routes; None if none of them exists."""
 
     async def write(self, changes: Sequence[PodRouteChange]) -> list[Failure[PodRouteChange]]:
         """Make the changes; returns those that the kernel refused."""

@@ -169,7 +169,7 @@ _POD_NETWORK: dict[str, Flag] = {
     "overlay-encap-port": renamed("--overlay-encap-port-number", "5555"),
     "enable-pod-egress": switch([], ["--pod-egress", "keep"], "false is `--pod-egress keep`", default=True),
     "enable-cni": either("with --pod-network kroute writes a configuration of CNI", default=True),
-    "auto-mtu": either("kroute finds the MTU of pods", default=True),
+    "auto-mtu": either("kroute finds the MTU of pods; --pod-mtu sets it", default=True),
     "disable-source-dest-check": either("kroute does not change what a cloud checks", default=True),
     "injected-routes-sync-period": no_meaning("use --resync-period", "1m0s"),
     "routes-sync-period": no_meaning("use --resync-period", "5m0s"),

@@ -110,8 +110,8 @@ class Settings(msgspec.Struct, frozen=True):
     port of `own_bind_address`.
 
     `pod_network`: whether this node's pods get addresses from its `podCIDRs` and reach those of other nodes. Only with
-    it count `overlay` (OVERLAYS), `overlay_encap` (ENCAPSULATIONS), `pod_egress` (KEEP or MASQUERADE), and where the
-    configuration of CNI is.
+    it count `overlay` (OVERLAYS), `overlay_encap` (ENCAPSULATIONS), `pod_egress` (KEEP or MASQUERADE), `pod_mtu`
+    (None: found), and where the configuration of CNI is.
 
     `max_virtual_servers` and `max_backends` bound what one Service may ask for; the latter counts the real servers and
     source ranges of all its virtual servers together.
@@ -183,6 +183,7 @@ class Settings(msgspec.Struct, frozen=True):
     overlay_encap: str = IPIP
     overlay_encap_port_number: int = 5555
     pod_egress: str = MASQUERADE
+    pod_mtu: int | None = None
     cni_directory: Path = Path("/etc/cni/net.d")
     masquerade_all: bool = False
     detect_local_mode: str = "ClusterCIDR"

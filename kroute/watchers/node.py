@@ -23,6 +23,7 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import Addresses, InterfaceAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Monitor, Overrun
 from kroute.kernel.net.next_hops import NextHops
+from kroute.kernel.net.routes import ELSEWHERE
 from kroute.model.addresses import canonical
 from kroute.model.node_facts import NodeInterfaces
 from kroute.settings import OTHER_VIP_INTERFACES
@@ -40,8 +41,6 @@ SHARE = 20
 SHORTEST_PAUSE = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two attempts to read addresses that change all the time."""
-_ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Documentation addresses (RFC 5737, RFC 3849): only the default route leads to them. Nothing is sent to them."""
 Notify = Callable[[NodeInterfaces], None]
 SourceTowards = Callable[[socket.AddressFamily], str | None]
 
@@ -73,7 +72,7 @@ def default_source(family: socket.AddressFamily) -> str | None:
     """
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((_ELSEWHERE[family], 9))
+            probe.connect((ELSEWHERE[family], 9))
             return str(probe.getsockname()[0])
     except OSError as error:
         if exhaustion(error) is not None:

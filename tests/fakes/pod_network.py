@@ -39,8 +39,10 @@ class FakePodNetwork(FakeClient):
     async def rules(self) -> set[str]:
         return set(self.kernel.pod_rules)
 
-    async def mtu(self, interfaces: Collection[str]) -> int | None:
-        return min((self.mtus[name] for name in interfaces if name in self.mtus), default=None)
+    async def mtu(self, interfaces: Collection[str], families: Collection[int] = ()) -> int | None:
+        """`eth0` has the default routes."""
+        names = {*interfaces, *(["eth0"] if families else [])}
+        return min((self.mtus[name] for name in names if name in self.mtus), default=None)
 
     async def write(self, changes: Sequence[PodRouteChange]) -> list[Failure[PodRouteChange]]:
         order = (MakeTunnel, SetPodRoute, SetRule, DeletePodRoute, DeleteTunnel)

@@ -147,6 +147,9 @@ async def test_the_smallest_mtu_counts(kernel: PodNetworkKernel) -> None:
     run("ip link set lo mtu 1400")
     assert await kernel.mtu(["e0", "lo", "absent"]) == 1400
     assert await kernel.mtu(["absent"]) is None
+    run("ip link set e0 mtu 1300")
+    assert await kernel.mtu(["lo"], [AF_INET]) == 1300, "that of the default route's interface"
+    assert await kernel.mtu(["lo"], [AF_INET6]) == 1400, "there is no default route of IPv6"
 
 
 async def test_one_tunnel_for_all_nodes_leads_to_a_neighbour_by_ipv6_in_newer_kernels_alone(

@@ -6,7 +6,7 @@ The router between the subnets knows no pods. Where tunnels are in UDP it forwar
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -62,9 +62,12 @@ class Network(NamedTuple):
 
 
 @asynccontextmanager
-async def network(scratch: Path, *flags: str) -> AsyncIterator[Network]:
+async def network(
+    scratch: Path, *flags: str, prepare: Callable[[Cluster], None] = lambda _: None
+) -> AsyncIterator[Network]:
     cluster = in_two_subnets()
     try:
+        prepare(cluster)
         runtimes = {name: Runtime(cluster, node, scratch / name) for name, node in cluster.nodes.items()}
         deployment = Deployment(cluster, feed_for(cluster, scratch))
         usual = "--firewall", backend(), "--pod-network", "--cluster-cidr", f"{POD_RANGE},{POD_RANGE6}"

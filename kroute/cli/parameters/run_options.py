@@ -298,12 +298,11 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("--pod-network", None, "Connect pods without another network plugin: by routes, and a file of CNI."),
         Setting("--overlay", click.Choice(OVERLAYS), "Whose pods are reached by tunnels: off, of other subnets, all."),
         Setting("--overlay-encap", click.Choice(ENCAPSULATIONS), "What tunnels are: IP in IP, or in UDP as well."),
-        Setting(
-            "--overlay-encap-port-number", click.IntRange(1024, 65535), "The port of UDP, with --overlay-encap fou."
-        ),
+        Setting("--overlay-encap-port-number", click.IntRange(1024, 65535), "With fou, the port of UDP."),
         Setting(
             "--pod-egress", click.Choice(EGRESS), "The source of what pods send outside: their node, or themselves."
         ),
+        Setting("--pod-mtu", click.IntRange(576, 65535), "The MTU of pods, where that of the node's links is wrong."),
         Setting("--cni-directory", ABSOLUTE_DIRECTORY, "Where the container runtime looks for files of CNI."),
     ),
     "Comparison, repair and clean-up": (

@@ -55,6 +55,8 @@ from kroute.kernel.netlink.rtnetlink import (
 
 IPV6_METRIC = 1024
 """The metric that the kernel gives to an IPv6 route without one."""
+ELSEWHERE: dict[int, str] = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Documentation addresses (RFC 5737, RFC 3849): only the default route leads to them. Nothing is sent to them."""
 _IPV4 = socket.AF_INET, 32, RTPROT_KERNEL, RT_SCOPE_HOST
 _IPV6 = socket.AF_INET6, 128, RTPROT_STATIC, 0
 """What our routes have: family, length in bits, protocol, scope."""

@@ -36,6 +36,7 @@ from kroute.kernel.net.policy_routing import (
     RTM_GETRULE,
     RTM_NEWRULE,
 )
+from kroute.kernel.net.routes import ELSEWHERE, RouteLookup
 from kroute.kernel.netlink.client import GENERIC_HEADER, NetlinkClient, find_family, generic_message
 from kroute.kernel.netlink.message import (
     NLM_F_CREATE,
@@ -328,10 +329,11 @@ class PodNetworkKernel:
         async with PodRoutes() as client:
             return await client.rules()
 
-    async def mtu(self, interfaces: Collection[str]) -> int | None:
-        """The smallest MTU of these interfaces; None if none of them exists."""
-        async with PodRoutes() as client:
-            return await client.mtu(interfaces)
+    async def mtu(self, interfaces: Collection[str], families: Collection[int] = ()) -> int | None:
+        """The smallest MTU of these interfaces and of these families' default routes; None if none of them exists."""
+        async with PodRoutes() as client, RouteLookup() as lookup:
+            ways = [await lookup.towards(ELSEWHERE[family]) for family in families]
+            return await client.mtu({*interfaces, *(way.interface for way in ways if way is not None)} - {""})
 
     async def write(self, changes: Sequence[PodRouteChange]) -> list[Failure[PodRouteChange]]:
         """Make the changes; returns those that the kernel refused."""

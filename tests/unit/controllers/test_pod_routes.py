@@ -7,6 +7,8 @@ from pathlib import Path
 from socket import AF_INET, AF_INET6
 from typing import Any
 
+import msgspec
+
 from kroute.inspect.dry_run import dry_run
 from kroute.kernel.net.monitor import LinkEvent
 from kroute.kernel.pods.pod_routes import DeletePodRoute, MakeTunnel, PodRoute, SetPodRoute, Tunnel
@@ -236,6 +238,19 @@ async def test_a_node_without_networks_writes_no_configuration_of_cni(tmp_path: 
     await node.apply(own_plan(2))
     assert node.settings.cni_file.exists()
     assert [what for what, _ in node.node_problems] == ["report", "take back"]
+
+
+async def test_the_mtu_of_pods_is_found_by_the_nodes_addresses_or_set(tmp_path: Path) -> None:
+    on_loopback = frozenset({("lo", f"{NODE_IPV4}/32"), ("eth1", f"{NODE_IPV6}/64"), ("eth2", "192.168.9.1/24")})
+    plan = own_plan()
+    assert plan.whole is not None
+    whole = msgspec.structs.replace(plan.whole, interfaces=plan.whole.interfaces._replace(on_links=on_loopback))
+    of: list[tuple[int, dict[str, Any]]] = [(1360, {}), (1400, {"overlay": "off"})]
+    for found, settings in (*of, (9000, {"pod_mtu": 9000}), (1280, {"pod_mtu": 600})):
+        node = new_node(tmp_path / str(found), **settings)
+        node.clients.pod_network.mtus |= {"lo": 65536, "eth0": 1400, "eth1": 9000, "eth2": 1000}
+        await started(node, plan=msgspec.structs.replace(plan, whole=whole))
+        assert cni_of(node)["plugins"][0]["mtu"] == found
 
 
 async def test_a_hostile_node_is_one_problem_that_is_taken_back_when_the_node_goes(tmp_path: Path) -> None:

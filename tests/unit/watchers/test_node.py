@@ -166,12 +166,12 @@ def test_the_default_address_is(
 
 
 def test_without_a_route_there_is_no_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kroute.watchers.node._ELSEWHERE", {socket.AF_INET: "255.255.255.255"})
+    monkeypatch.setattr("kroute.watchers.node.ELSEWHERE", {socket.AF_INET: "255.255.255.255"})
     assert default_source(socket.AF_INET) is None
 
 
 def test_a_source_is_an_address_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kroute.watchers.node._ELSEWHERE", {socket.AF_INET: "127.0.0.9"})
+    monkeypatch.setattr("kroute.watchers.node.ELSEWHERE", {socket.AF_INET: "127.0.0.9"})
     assert default_source(socket.AF_INET) == "127.0.0.1"
 
 
