@@ -33,7 +33,7 @@ from kroute.kernel.pods.pod_routes import (
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Change
 from kroute.model.plan import NodePlan, Plan, Problem, ServicePlan
-from kroute.model.pod_routes import NodeRoutes
+from kroute.model.pod_routes import LEFT_OUT, NodeRoutes
 from kroute.reconcile.batch_writer import log_changes
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller, Shared
@@ -104,6 +104,12 @@ class PodRoutes(Controller):
     def problems(self) -> list[Problem]:
         """What keeps pods from reaching each other."""
         return self._standing.all
+
+    @property
+    def left_out(self) -> list[Problem]:
+        """The networks of other nodes' pods to which no route is planned."""
+        of_nodes = self._connecting.catalog.problems.values()
+        return [problem for of_node in of_nodes for problem in of_node if problem.reason == LEFT_OUT]
 
     @staticmethod
     def is_news(plan: Plan, before: Plan | None) -> bool:

@@ -336,7 +336,8 @@ def judge(key: VirtualServerKey, client: Client, applied: AppliedState, rules: R
 
 def _fate(packet: Packet, applied: AppliedState, rules: Rules) -> tuple[Fate, str]:
     if not applied.is_local:
-        return Fate.PASSED_ON, "the address is not this node's, and no local route leads to it"
+        way = f"; packets leave by {applied.route.interface}" if applied.route is not None else ""
+        return Fate.PASSED_ON, f"the address is not this node's, and no local route leads to it{way}"
     if applied.route is None and not packet.in_interface:
         return Fate.REFUSED, "this node has no route towards it, and its own calls need one"
     ending, why = rules.admission(packet, applied.sets, has_virtual_server=applied.server is not None)

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from kroute.inspect.agent_socket import Answer
 from kroute.kernel.errors import KernelError
 from kroute.model.document import Document, View, encode
@@ -141,13 +139,3 @@ def answers_about(announcing: "Announcing | None") -> Mapping[str, Answer]:
         return encode(routes_of(announcing))
 
     return {PEERS: peers, ROUTES: routes}
-
-
-def decode_peers(answer: bytes) -> PeerList | None:
-    """The agent's answer; None if it announces nothing."""
-    return msgspec.json.decode(answer, type=PeerList | None)
-
-
-def decode_routes(answer: bytes) -> RouteList | None:
-    """The agent's answer; None if it announces nothing."""
-    return msgspec.json.decode(answer, type=RouteList | None)

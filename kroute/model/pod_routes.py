@@ -8,6 +8,9 @@ import msgspec
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem
 
+LEFT_OUT = "PodNetworkLeftOut"
+"""The reason of the problem of a network that does not count."""
+
 
 class PlannedRoute(NamedTuple):
     """A route to pods: to their node's address `node`, in a tunnel if `is_tunnelled`, from this node's `source`."""

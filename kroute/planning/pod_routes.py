@@ -18,7 +18,7 @@ from kroute.model.addresses import Family, family_of, is_subnet_of, network, uni
 from kroute.model.node_facts import NodeFacts, first_of_each_family, written_addresses
 from kroute.model.objects import Applied, Change, Deleted, Listed, Node, ObjectKey
 from kroute.model.plan import Problem, quoted
-from kroute.model.pod_routes import NodeRoutes, PlannedRoute
+from kroute.model.pod_routes import LEFT_OUT, NodeRoutes, PlannedRoute
 from kroute.planning.index import Index
 from kroute.settings import FULL, OFF, Settings
 
@@ -161,7 +161,7 @@ class PodRouteCatalog:
                 address = self._address(known, family_of(source), facts)
             except ValueError as error:
                 rest = f"{error}. This node has no route to the pods there (docs/pod-network.md)."
-                problems.append(Problem.about("PodNetworkLeftOut", f"podCIDR {quoted(text)} of Node {name}", rest))
+                problems.append(Problem.about(LEFT_OUT, f"podCIDR {quoted(text)} of Node {name}", rest))
                 continue
             parsed = ip_address(address)
             is_near = any(parsed in subnet for subnet in self._surroundings.subnets)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from kroute.firewall.backend import settled_on
-from kroute.inspect import peers, planned_state, policies, snapshot, support
+from kroute.inspect import peers, planned_state, pod_routes, policies, snapshot, support
 from kroute.inspect.agent_socket import NAMES, SETTINGS, Answer
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.model.document import encode
@@ -53,6 +53,7 @@ def answers_of(parts: AgentParts) -> Mapping[str, Answer]:
         planned_state.SERVICE: service,
         planned_state.FRONTEND: frontend,
         NAMES: names,
+        pod_routes.QUESTION: pod_routes.answer_about(controllers.optional.pod_routes),
         **policies.answers_about(parts.policies),
         **peers.answers_about(controllers.optional.announcing),
         support.PLANS: lambda _about: support.plans_answer(broadcaster.plans),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.lab.answers import ask_json
 from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.feed import feed_for
@@ -228,6 +229,12 @@ async def test_routes_of_others_stay_and_a_hostile_node_takes_nothing(tmp_path: 
         await all_reach_each_other(pods)
         assert theirs in [route.strip() for route in routes_of(node1)]
         assert not [route for node in (node1, node2) for route in routes_of(node) if "192.168.123.66" in route]
+        _, shown = await ask_json(node1, "show", "pod-routes")
+        assert {(it["node"], it["way"], it["inKernel"]) for it in shown["items"]} == {
+            ("node2", "direct", True),
+            (FAR, "tunnel", True),
+        }
+        assert len([sentence for sentence in shown["problems"] if "of Node zz-hostile" in sentence]) == len(HOSTILE)
         far = here.cluster.node(FAR)
         [own] = [it for it in here.deployment.node_objects if it["metadata"]["name"] == FAR]
         here.deployment.delete(own)

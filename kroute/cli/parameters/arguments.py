@@ -19,7 +19,7 @@ from kroute.settings.text import parse_address
 
 TARGET = "ADDRESS[:PORT] | SERVICE[:PORT] | POD:PORT"
 """What `kroute explain` takes (`parse_target`)."""
-SHOWN = "[services | service NAMESPACE/NAME | policies | peers | routes]"
+SHOWN = "[services | service NAMESPACE/NAME | policies | peers | routes | pod-routes]"
 """What `kroute show` takes."""
 
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
@@ -146,5 +146,5 @@ def complete_shown(
     words = tuple(context.params.get("what") or ())
     if words == ("service",):
         return services(context, parameter, incomplete)
-    known = ("services", "service", "policies", "peers", "routes")
+    known = ("services", "service", "policies", "peers", "routes", "pod-routes")
     return [word for word in known if word.startswith(incomplete) and not words]

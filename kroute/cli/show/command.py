@@ -38,7 +38,8 @@ def show(
     """Show what is served: virtual servers with schedulers, real servers and connections; or Services, or one in full.
 
     `kroute show policies` shows the pods that network policies isolate, and what these have refused, `kroute show
-    peers` the BGP sessions, and `kroute show routes` the addresses that are announced.
+    peers` the BGP sessions, `kroute show routes` the addresses that are announced, and `kroute show pod-routes` the
+    ways to other nodes' pods.
 
     Exits with 4 if the Service does not exist, and with 6 if Services or policies are requested and no agent answers.
     """
@@ -56,7 +57,7 @@ def show(
         from kroute.cli.show import policies  # noqa: PLC0415  few nodes have some
 
         return policies.main(state_dir, output, only)
-    if what in {("peers",), ("routes",)}:
+    if what in {("peers",), ("routes",), ("pod-routes",)}:
         from kroute.cli.show import routing  # noqa: PLC0415  few nodes have some
 
         return routing.main(state_dir, what[0], output, only)

@@ -1,50 +1,31 @@
-"""`kroute show peers` and `kroute show routes`: the BGP sessions of this node, and what it announces."""
+"""`kroute show peers`, `routes` and `pod-routes`: BGP sessions, announced addresses, the ways to other nodes' pods."""
 
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
 from kroute.cli.terminal.formats import show
 from kroute.cli.terminal.output import DONE, NO_AGENT, complain, refusing
 from kroute.cli.terminal.screen import Screen, TextTable
-from kroute.inspect import agent_socket, peers
+from kroute.inspect import agent_socket, peers, pod_routes
 from kroute.inspect.peers import PeerList, RouteList
-
-L = TypeVar("L", PeerList, RouteList)
+from kroute.inspect.pod_routes import PodRouteList
 
 
 def main(state_dir: Path, what: str, how: str, only: str = "") -> int:
-    """Print what this node's agent knows; `only` is a part of addresses or of Services' names."""
-    if what == peers.PEERS:
-        return _main(state_dir, what, peers.decode_peers, how, print_peers, only)
-    return _main(state_dir, what, peers.decode_routes, how, print_routes, only)
-
-
-def _main(
-    state_dir: Path,
-    what: str,
-    decode: Callable[[bytes], L | None],
-    how: str,
-    printed: Callable[[L, Screen], None],
-    only: str,
-) -> int:
-    hint = "only the agent knows what is announced: birdc shows what BIRD has"
-    with refusing(agent_socket.AgentUnreachableError, code=NO_AGENT, hint=hint):
-        found = asyncio.run(agent_socket.ask_for(state_dir, what, decode))
+    """Print what this node's agent knows; `only` is a part of what is in a line."""
+    about = _SHOWN[what]
+    with refusing(agent_socket.AgentUnreachableError, code=NO_AGENT, hint=about.hint):
+        found = asyncio.run(agent_socket.ask_for(state_dir, what, about.decode))
     if found is None:
-        complain("the agent announces no addresses: `kroute run --announce` does")
+        complain(f"the agent {about.lack}")
         return NO_AGENT
-    items: list[Any] = [item for item in found.items if only.lower() in _text(item)]
-    show(msgspec.structs.replace(found, items=items), how, printed)
+    items = [item for item in found.items if only.lower() in " ".join(map(str, msgspec.structs.astuple(item))).lower()]
+    show(msgspec.structs.replace(found, items=items), how, about.printed)
     return DONE
-
-
-def _text(item: peers.PeerView | peers.AnnouncementView) -> str:
-    services = item.services if isinstance(item, peers.AnnouncementView) else ()
-    return " ".join([item.address, *services]).lower()
 
 
 def print_peers(found: PeerList, screen: Screen) -> None:
@@ -78,3 +59,37 @@ def print_routes(found: RouteList, screen: Screen) -> None:
 
 def _withdraws(why: str) -> str:
     return f"the node announces nothing: {why}" if why else ""
+
+
+def print_pod_routes(found: PodRouteList, screen: Screen) -> None:
+    """Print one line for each network, and below them what is wrong."""
+    table = TextTable("Network", "Node", "Way", "By", "In the kernel")
+    for route in found.items:
+        table.add(route.network, route.node, route.way, route.by, "yes" if route.in_kernel else "no")
+    screen.table(table)
+    for sentence in found.problems:
+        screen.line(sentence, hang=4, fg="yellow")
+
+
+class _Shown(NamedTuple):
+    """How an answer is read and printed, what an agent without it lacks, and what to do without an agent."""
+
+    decode: Callable[[bytes], Any]
+    printed: Callable[[Any, Screen], None]
+    lack: str
+    hint: str
+
+
+_ANNOUNCED = (
+    "announces no addresses: `kroute run --announce` does",
+    "only the agent knows what is announced: birdc shows what BIRD has",
+)
+_CONNECTED = (
+    "connects no pods: `kroute run --pod-network` does",
+    "only the agent knows what is planned: `ip route show proto 108` shows what the kernel has",
+)
+_SHOWN = {
+    peers.PEERS: _Shown(msgspec.json.Decoder(PeerList | None).decode, print_peers, *_ANNOUNCED),
+    peers.ROUTES: _Shown(msgspec.json.Decoder(RouteList | None).decode, print_routes, *_ANNOUNCED),
+    pod_routes.QUESTION: _Shown(msgspec.json.Decoder(PodRouteList | None).decode, print_pod_routes, *_CONNECTED),
+}

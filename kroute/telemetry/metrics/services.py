@@ -1,10 +1,11 @@
 """kroute's own metrics of what is served: Services, their problems, and the kernel's state of them."""
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kroute import __version__
 from kroute.inspect.figures import Figures
+from kroute.inspect.pod_routes import networks_by_state
 from kroute.inspect.policies import PolicyFigures
 from kroute.model.speaker import BFD_UP, ESTABLISHED
 from kroute.telemetry.health import HealthEndpoint
@@ -53,6 +54,11 @@ def _of_policies(value: Callable[[PolicyFigures], Value]) -> Series:
 def _announced(now: Scrape) -> Samples:
     announcing = now.parts.controllers.optional.announcing
     return [((), len(announcing.announced))] if announcing is not None else []
+
+
+def _pod_networks(now: Scrape) -> Iterable[tuple[str, Value]]:
+    controller = now.parts.controllers.optional.pod_routes
+    return networks_by_state(controller).items() if controller is not None else ()
 
 
 def _build(_now: Scrape) -> Samples:
@@ -135,6 +141,9 @@ ROWS: tuple[Row, ...] = (
           by("peer", lambda now: ((peer.address, peer.announced) for peer in now.peers))),
     gauge("kroute_bgp_learned_routes", "Routes of both families that are learned from a peer.",
           by("peer", lambda now: ((peer.address, peer.learned) for peer in now.peers))),
+    gauge("kroute_pod_networks", "Networks of other nodes' pods: reached (direct, tunnel), missing in the kernel, or "
+          "left_out, because they do not count.",
+          by("state", _pod_networks)),
     gauge("kroute_kernel_readable", "Whether the kernel's IPVS table could be read for this scrape.",
           one(lambda now: now.kernel is not None)),
 )

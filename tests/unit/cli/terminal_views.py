@@ -24,7 +24,7 @@ from kroute.cli.plan import print_changes
 from kroute.cli.policy import print_refused
 from kroute.cli.show.live import RateList, RateRow, print_rates
 from kroute.cli.show.policies import print_policies
-from kroute.cli.show.routing import print_peers, print_routes
+from kroute.cli.show.routing import print_peers, print_pod_routes, print_routes
 from kroute.cli.show.service import ConnectionView, EntryView, ServiceReport, VipView, print_report
 from kroute.cli.show.table import print_services, print_snapshot
 from kroute.cli.status import print_status
@@ -36,6 +36,7 @@ from kroute.inspect import figures
 from kroute.inspect.dry_run import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Client, Explanation, ExplanationList, Fate, RouteView, Verdict
 from kroute.inspect.peers import AnnouncementView, PeerList, PeerView, RouteList
+from kroute.inspect.pod_routes import PodRouteList, PodRouteView
 from kroute.inspect.policies import IsolatedPod, PolicyGroup, PolicyGroupList, PolicyProblem
 from kroute.inspect.refusals import RefusedPacket, RefusedPacketList
 from kroute.inspect.snapshot import ProblemRow, RealServerRow, RealServerView, Snapshot, TrafficCounts, VirtualServerRow
@@ -182,6 +183,13 @@ PEERS = PeerList(
 ROUTES = RouteList(
     [AnnouncementView("203.0.113.7", ["default/web", LONG], True), AnnouncementView(IPV6, ["default/api"], False)]
 )
+POD_ROUTES = PodRouteList(
+    [
+        PodRouteView("10.244.1.0/24", "node1", "direct", "192.0.2.1", True),
+        PodRouteView("fd00:10:244:2::/64", LONG, "tunnel", "kroute-abcdefgh", False),
+    ],
+    ["podCIDR '10.0.0.0/8' of Node node9 is not in --cluster-cidr (10.244.0.0/16). This node has no route to them."],
+)
 CHANGES = PlannedChanges(
     [
         PlannedChange("default/web", "address", "add", f"bind {IPV6} (kube-ipvs0)"),
@@ -294,6 +302,7 @@ VIEWS = {
     "show policies": Shown(POLICIES, print_policies),
     "show peers": Shown(PEERS, print_peers),
     "show routes": Shown(ROUTES, print_routes),
+    "show pod-routes": Shown(POD_ROUTES, print_pod_routes),
     "show -w": Shown(
         RateList([RateRow(LONG, "TCP", IPV6, 65535, 123, 1234567, 98765, 12345.6, 1234567.8, 123456789.0, 98765432.1)]),
         print_rates,

@@ -50,7 +50,7 @@ def test_commands_flags_and_choices() -> None:
 
 
 def test_words_of_show() -> None:
-    assert completions("show", "") == ["services", "service", "policies", "peers", "routes"]
+    assert completions("show", "") == ["services", "service", "policies", "peers", "routes", "pod-routes"]
     assert completions("show", "services", "") == []
 
 

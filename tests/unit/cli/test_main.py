@@ -111,7 +111,7 @@ def test_lists_in_the_file_are_several_values(started: list[Settings], tmp_path:
         (["migrate", "--to", "kube-proxy", "--take-over"], "--take-over goes with --from"),
         (["migrate", "--from", "kube-proxy", "--node-port-range", "80,90"], "not one range of ports"),
         (["show", "-o", "xml"], "'table', 'wide', 'json', 'yaml', 'name'"),
-        (["show", "pods"], "write kroute show [services | service NAMESPACE/NAME | policies | peers | routes]"),
+        (["show", "pods"], "write kroute show [services | service NAMESPACE/NAME | policies | peers |"),
         (["show", "service", "web"], "write NAMESPACE/NAME"),
         (["show", "-w", "services"], "-w shows all virtual servers"),
         (["show", "--sort-by", "bytes"], "go with -w"),

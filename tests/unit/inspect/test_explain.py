@@ -134,6 +134,7 @@ async def test_a_port_that_no_service_has_is_refused_on_a_vip(node: FakeNode) ->
 async def test_what_is_nobodys_is_not_kroutes_matter(node: FakeNode) -> None:
     found = await explained(VirtualServerKey(Protocol.TCP, "198.51.100.1", 80))
     assert {fate for fate, _ in fates(found).values()} == {Fate.PASSED_ON}
+    assert all("packets leave by " in verdict.why for verdict in found.verdicts)
     assert exit_code(ExplanationList([found])) == UNKNOWN
     found = await explained(VirtualServerKey(Protocol.TCP, NODE_IPV4, 9999))
     assert {fate for fate, _ in fates(found).values()} == {Fate.HOST}

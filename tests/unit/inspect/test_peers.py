@@ -5,7 +5,17 @@ from pathlib import Path
 import msgspec
 
 from kroute.inspect import peers
-from kroute.inspect.peers import AnnouncementView, PeerView, answers_about, learned, peers_of, peers_seen, routes_of
+from kroute.inspect.peers import (
+    AnnouncementView,
+    PeerList,
+    PeerView,
+    RouteList,
+    answers_about,
+    learned,
+    peers_of,
+    peers_seen,
+    routes_of,
+)
 from kroute.inspect.status import routing_problems
 from kroute.kernel.bird import Session
 from kroute.model.objects import Applied
@@ -96,11 +106,9 @@ async def test_explain_has_what_routers_learn_of_an_address(tmp_path: Path) -> N
 async def test_the_socket_has_both_answers_and_none_where_nothing_is_announced(tmp_path: Path) -> None:
     node = await started(tmp_path, serving("web", 1))
     answers = answers_about(announcing_of(node))
-    shown = peers.decode_peers(await answers[peers.PEERS](""))
-    assert shown is not None
+    shown = msgspec.json.decode(await answers[peers.PEERS](""), type=PeerList)
     assert [peer.address for peer in shown.items] == ["192.168.123.1"]
-    routes = peers.decode_routes(await answers[peers.ROUTES](""))
-    assert routes is not None
+    routes = msgspec.json.decode(await answers[peers.ROUTES](""), type=RouteList)
     assert [route.address for route in routes.items] == [VIP]
     for question in peers.QUESTIONS:
         assert msgspec.json.decode(await answers_about(None)[question]("")) is None

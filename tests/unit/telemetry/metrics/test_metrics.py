@@ -34,6 +34,8 @@ from kroute.telemetry.metrics import exposition
 from kroute.telemetry.metrics_port import ROWS
 from tests.builders import facts, service
 from tests.unit.controllers.announcing.test_announcing import announcing_of, serving, started
+from tests.unit.controllers.test_pod_routes import new_node
+from tests.unit.controllers.test_pod_routes import started as connected
 from tests.unit.inspect.test_peers import UP
 from tests.unit.observed import Observed
 from tests.unit.planning.policies import cluster
@@ -114,6 +116,7 @@ async def test_every_family_of_the_table_has_series(agent: Observed, tmp_path: P
     node = await started(tmp_path, bfd=True)
     await node.resync()
     agent.workers.optional.announcing = announcing_of(node)
+    agent.workers.optional.pod_routes = (await connected(new_node(tmp_path))).pod_routes
     agent.ownership.waits_for = agent.ownership.rival = Sign("kube-proxy", "process 7")
     found = await scraped(agent)
     agent.ownership.rival = Sign("Calico", "chain cali-FORWARD", has_policies=True)
@@ -153,6 +156,12 @@ async def test_what_routers_learn(agent: Observed, tmp_path: Path) -> None:
     assert found["kroute_bgp_session_up"] == {("192.168.123.1",): 1, ("192.168.123.9",): 0}
     assert found["kroute_bgp_announced_routes"] == {("192.168.123.1",): 2, ("192.168.123.9",): 0}
     assert found["kroute_bgp_learned_routes"] == {("192.168.123.1",): 0, ("192.168.123.9",): 0}
+
+
+async def test_how_other_nodes_pods_are_reached(agent: Observed, tmp_path: Path) -> None:
+    agent.workers.optional.pod_routes = (await connected(new_node(tmp_path))).pod_routes
+    found = (await scraped(agent))["kroute_pod_networks"]
+    assert found == {("direct",): 2, ("tunnel",): 2, ("missing",): 0, ("left_out",): 0}
 
 
 async def test_what_network_policies_refuse(agent: Observed) -> None:
