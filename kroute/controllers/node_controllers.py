@@ -232,10 +232,11 @@ class NodeControllers:
     async def hand_over(self, firewalls: Sequence[Removable], *, keep_interface: bool) -> CleanupReport:
         """Undo what another proxy, which serves by now, does not use.
 
-        That is the rules, the sets, and the link unless `keep_interface`. Virtual servers and sysctls stay; so do the
-        link's addresses and routes if it stays. The rest is as with `cleanup`.
+        That is the announcements, the rules, the sets, and the link unless `keep_interface`. Virtual servers and
+        sysctls stay; so do the link's addresses and routes if it stays. The rest is as with `cleanup`.
         """
-        await self._undo_what_no_proxy_shares(firewalls, report := CleanupReport(), keep_interface=keep_interface)
+        await self.withdraw(report := CleanupReport())
+        await self._undo_what_no_proxy_shares(firewalls, report, keep_interface=keep_interface)
         return report
 
     async def withdraw(self, report: CleanupReport) -> None:

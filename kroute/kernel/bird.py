@@ -8,8 +8,8 @@ import asyncio
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 from zlib import crc32
@@ -74,6 +74,11 @@ class Bird:
         except (OSError, UnicodeDecodeError):
             return None
 
+    def remove(self) -> None:
+        """Remove the configuration that was written last. A BIRD that runs goes on with it."""
+        with _failing("remove", self.path):
+            self.path.unlink(missing_ok=True)
+
     async def has(self, text: str) -> bool:
         """Whether this text is what BIRD has read last. Its start and its clock do not matter."""
         try:
@@ -113,7 +118,7 @@ class Bird:
 
     def _write(self, path: Path, text: str) -> None:
         """Write a file for BIRD alone: it has passwords. BIRD may run as another user, whom its socket names."""
-        try:
+        with _failing("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -122,14 +127,10 @@ class Bird:
                 with suppress(FileNotFoundError, PermissionError):  # BIRD itself says that it cannot read the file
                     owner = self.socket.stat()
                     os.chown(file.fileno(), owner.st_uid, owner.st_gid)
-        except OSError as error:
-            raise BirdError(f"cannot write {path}: {error.strerror}; see --bird-directory") from None
 
     def _replace(self, new: Path) -> None:
-        try:
+        with _failing("write", self.path):
             new.replace(self.path)
-        except OSError as error:
-            raise BirdError(f"cannot write {self.path}: {error.strerror}; see --bird-directory") from None
 
     async def _told(self, command: str, good: frozenset[int]) -> None:
         code, text = (await self._ask(command))[-1]
@@ -146,6 +147,15 @@ class Bird:
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             why = getattr(error, "strerror", None) or str(error) or "the connection was closed"
             raise BirdError(f"BIRD cannot be reached on {self.socket}: {why}; is it running?") from None
+
+
+@contextmanager
+def _failing(verb: str, path: Path) -> Iterator[None]:
+    """Have what keeps from working on a file said as a BirdError."""
+    try:
+        yield
+    except OSError as error:
+        raise BirdError(f"cannot {verb} {path}: {error.strerror}; see --bird-directory") from None
 
 
 class _Connection:

@@ -50,6 +50,9 @@ class BirdClient(Protocol):
     def read(self) -> str | None:
         """The configuration that was written last; None: there is none that can be read."""
 
+    def remove(self) -> None:
+        """Remove the configuration that was written last. A BIRD that runs goes on with it."""
+
     async def has(self, text: str) -> bool:
         """Whether this text is what BIRD has read last."""
 

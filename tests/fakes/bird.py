@@ -16,6 +16,9 @@ class FakeBird:
     def read(self) -> str | None:
         return self.file
 
+    def remove(self) -> None:
+        self.file = None
+
     async def has(self, text: str) -> bool:
         self._answer()
         return self.text == text

@@ -71,3 +71,12 @@ class BirdContract:
         assert caught.value.is_refusal
         assert node.bird.read() == FIRST
         assert await node.bird.has(FIRST)
+
+    async def test_it_goes_on_with_a_configuration_that_is_removed(self, node: BirdNode) -> None:
+        with pytest.raises(BirdError):
+            await node.bird.configure(FIRST)
+        node.start()
+        for _ in range(2):
+            node.bird.remove()
+            assert node.bird.read() is None
+        assert await node.bird.has(FIRST)

@@ -320,17 +320,17 @@ def _complaint(peer: Peer, session: Session | None) -> Problem | None:
 async def withdraw_all(bird: BirdClient, grace: float, report: CleanupReport) -> None:
     """Withdraw what an earlier run announces, and give routers time to send clients elsewhere.
 
-    A BIRD that is away announces nothing, and finds a configuration without addresses when it starts.
+    The configuration is removed. A BIRD that is away announces nothing, and finds nothing when it starts.
     """
     text = bird.read() or ""
     addresses, nothing = announced_in(text), without_addresses(text)
-    if nothing == text:
-        return
     with report.step("announcements to routers"):
-        try:
-            await bird.configure(nothing)
-            await asyncio.sleep(grace)
-        except BirdError as error:
-            if error.is_refusal:
-                raise
-        report.add(f"withdraw {len(addresses)} addresses from routers")
+        if nothing != text:
+            try:
+                await bird.configure(nothing)
+                await asyncio.sleep(grace)
+            except BirdError as error:
+                if error.is_refusal:
+                    raise
+            report.add(f"withdraw {len(addresses)} addresses from routers")
+        bird.remove()

@@ -10,10 +10,11 @@ import msgspec
 import yaml
 
 from kroute.controllers.announcing.configuration import announced_in
-from kroute.controllers.announcing.controller import PATIENCE, Announcing
+from kroute.controllers.announcing.controller import PATIENCE, Announcing, withdraw_all
 from kroute.kernel.net.addresses import BindAddress
 from kroute.model.objects import Applied, Listed, Node, NodeSpec, Taint
 from kroute.model.plan import ServicePlan
+from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.stage_gate import UNANNOUNCED
 from tests.builders import node as a_node
 from tests.unit.controllers.test_direct_return import POD, direct, methods
@@ -275,3 +276,26 @@ async def test_it_wakes_when_the_initial_sync_is_live(tmp_path: Path) -> None:
     await asyncio.wait_for(controller.wake.wait(), 10)
     for task in tasks:
         task.cancel()
+
+
+async def test_a_cleanup_withdraws_and_then_removes_what_bird_would_start_with(tmp_path: Path) -> None:
+    node = await started(tmp_path, serving("web", 1))
+    await withdraw_all(node.bird, 0, report := CleanupReport())
+    assert (announced(node), node.bird.file) == (set(), None)
+    assert (report.undone, report.failed) == (["withdraw 1 addresses from routers"], [])
+
+
+async def test_a_cleanup_leaves_what_bird_announces_on(tmp_path: Path) -> None:
+    node = await started(tmp_path, serving("web", 1))
+    node.bird.refuses = True
+    await withdraw_all(node.bird, 0, report := CleanupReport())
+    assert node.bird.file == node.bird.text
+    assert report.failed
+
+
+async def test_a_node_that_is_handed_over_announces_nothing(tmp_path: Path) -> None:
+    node = await started(tmp_path, serving("web", 1), bird_directory=tmp_path)
+    node.settings.bird_configuration.write_text(node.bird.told[-1])
+    report = await node.wiring.hand_over([], keep_interface=True)
+    assert not node.settings.bird_configuration.exists()
+    assert report.failed == []
