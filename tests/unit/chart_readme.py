@@ -47,16 +47,14 @@ def _schema_of(path: list[str]) -> Schema:
 
 
 def _is_divided(path: list[str]) -> bool:
-    return _schema_of(path).get("additionalProperties") is False and path not in (["settings"], *_WHOLE)
+    return _schema_of(path).get("additionalProperties") is False and path != ["settings"] and path[-1] not in _WHOLE
 
 
 def _is_known(path: list[str]) -> bool:
-    return not any(path[: len(whole)] == whole and path != whole for whole in (["settings"], *_WHOLE)) and bool(
-        _schema_of(path)
-    )
+    return path == ["settings"] or (path[0] != "settings" and not _WHOLE & {*path[:-1]} and bool(_schema_of(path)))
 
 
-_WHOLE = (["resources"], ["updateStrategy"])
+_WHOLE = {"resources", "updateStrategy"}
 """Parts of Kubernetes' own objects, with one comment each."""
 
 

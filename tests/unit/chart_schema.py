@@ -26,6 +26,11 @@ _MAP: Schema = {"type": "object"}
 _TEXTS: Schema = {"type": "object", "additionalProperties": _STRING}
 _BOOLEAN: Schema = {"type": "boolean"}
 _OBJECTS: Schema = {"type": "array", "items": _MAP}
+_IMAGE: Schema = {
+    "repository": _STRING,
+    "tag": _STRING,
+    "digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+}
 _NAME: Schema = {"type": "string", "pattern": "^([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?$", "maxLength": 253}
 
 _IPV4 = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])(\.(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])){3}"
@@ -67,9 +72,8 @@ def schema() -> Schema:
                 "enabled": _BOOLEAN,
                 "image": _closed(
                     {
+                        **_IMAGE,
                         "repository": {"type": "string", "minLength": 1},
-                        "tag": _STRING,
-                        "digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
                         "pullPolicy": {"enum": ["", "Always", "IfNotPresent", "Never"]},
                         "pullSecrets": {"type": "array", "items": _closed({"name": _STRING})},
                     }
@@ -118,16 +122,8 @@ def schema() -> Schema:
                     }
                 ),
                 "dashboard": _closed({"enabled": _BOOLEAN, "labels": _TEXTS, "annotations": _TEXTS}),
-                "resources": _closed({"requests": _MAP, "limits": _MAP, "claims": {"type": "array"}}),
-                "updateStrategy": _closed(
-                    {
-                        "type": {"enum": ["RollingUpdate", "OnDelete"]},
-                        # Two pods of one node would want the same ports, so maxSurge is not for them.
-                        "rollingUpdate": _closed(
-                            {"maxUnavailable": {"type": ["integer", "string"], "pattern": "^[0-9]+%$"}}
-                        ),
-                    }
-                ),
+                "bird": _closed({"enabled": _BOOLEAN, "image": _closed(_IMAGE), **_daemonset()}),
+                **_daemonset(),
                 "priorityClassName": _NAME,
                 "nodeSelector": _TEXTS,
                 "tolerations": _OBJECTS,
@@ -170,6 +166,15 @@ def of_option(option: click.Parameter) -> Schema:
 
 def _name(option: click.Parameter) -> str:
     return option.opts[0].removeprefix("--")
+
+
+def _daemonset() -> Schema:
+    # Two pods of one node would want the same ports, so maxSurge is not for them.
+    rolling = _closed({"maxUnavailable": {"type": ["integer", "string"], "pattern": "^[0-9]+%$"}})
+    return {
+        "resources": _closed({"requests": _MAP, "limits": _MAP, "claims": {"type": "array"}}),
+        "updateStrategy": _closed({"type": {"enum": ["RollingUpdate", "OnDelete"]}, "rollingUpdate": rolling}),
+    }
 
 
 def _director() -> Schema:

@@ -88,6 +88,7 @@ FORMS = [
 ]
 """Of each kind of setting values that are right, and values that are not."""
 SCHEMA = CHART / "values.schema.json"
+DIGEST = "sha256:" + "ab" * 32
 
 
 def comparable(objects: list[Object]) -> dict[tuple[str, str], Object]:
@@ -297,11 +298,10 @@ class TestValues:
         assert "migration.takeOverAfter" in refusal({"migration": {"takeOverAfter": "soon"}})
 
     def test_a_digest_takes_the_place_of_the_tag(self) -> None:
-        digest = "sha256:" + "ab" * 32
-        image = {"repository": "registry.example/kroute", "digest": digest}
+        image = {"repository": "registry.example/kroute", "digest": DIGEST}
         pod = the("DaemonSet", render_chart({"image": image}))["spec"]["template"]["spec"]
         assert {it["image"] for it in [*pod["initContainers"], *pod["containers"]]} == {
-            f"registry.example/kroute@{digest}"
+            f"registry.example/kroute@{DIGEST}"
         }
 
     def test_the_other_values_are_taken_as_they_are(self) -> None:
@@ -382,6 +382,52 @@ class TestValues:
         for address, host in {**hosts, "[::]:10300": None}.items():
             assert {it["httpGet"].get("host") for it in probes(address)} == {host}, "the kubelet asks the pod's address"
         assert probes(False) == []
+
+
+class TestBird:
+    """The DaemonSet of BIRD, which comes with the setting `announce`. tests/unit/test_deploy.py looks into it."""
+
+    @staticmethod
+    def bird(values: dict[str, Any], **settings: object) -> Object:
+        return the("DaemonSet", render_chart({**values, "settings": {"announce": True, **settings}}), "kroute-bird")
+
+    def test_an_upgrade_of_kroute_and_a_change_of_its_settings_leave_it_alone(self) -> None:
+        changes = {"image": {"tag": "99.0"}, "resources": {"limits": {"memory": "1Gi"}}, "podLabels": {"a": "b"}}
+        assert self.bird(changes, **{"peer-router-ips": "192.0.2.1"}) == self.bird({})
+
+    def test_its_image_is_beside_kroutes_or_elsewhere(self) -> None:
+        def image(own: dict[str, str]) -> str:
+            values = {"image": {"repository": "registry.example/kroute", "digest": DIGEST}, "bird": {"image": own}}
+            [container] = self.bird(values)["spec"]["template"]["spec"]["containers"]
+            return str(container["image"])
+
+        assert image({}).startswith("registry.example/kroute-bird:2.")
+        assert image({"tag": "2.0.12-2"}) == "registry.example/kroute-bird:2.0.12-2"
+        assert image({"repository": "mirror/bird", "digest": DIGEST}) == f"mirror/bird@{DIGEST}"
+
+    def test_its_other_values_are_taken_as_they_are(self) -> None:
+        own = {"resources": {"limits": {"memory": "1Gi"}}, "updateStrategy": {"type": "OnDelete"}}
+        values = {"bird": own, "image": EVERY_VALUE["image"], "nodeSelector": {"pool": "web"}}
+        spec = self.bird(values)["spec"]
+        [container] = spec["template"]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"memory": "1Gi"}
+        assert container["imagePullPolicy"] == "Always"
+        assert spec["updateStrategy"] == {"type": "OnDelete"}
+        assert spec["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+        assert spec["template"]["spec"]["nodeSelector"]["pool"] == "web"
+
+    def test_it_stays_until_nodes_are_clean_and_ends_before_another_proxy_speaks(self) -> None:
+        by_label = {"byLabel": True, "handOverTo": "kube-router"}
+        own = self.bird({"migration": by_label})["spec"]["template"]["spec"]
+        assert own["nodeSelector"]["kroute.io/service-proxy"] == "kroute"
+        assert self.bird({"mode": "uninstall"}) == self.bird({})
+        gone = [
+            {"mode": "hand-over", "migration": {"handOverTo": "kube-router"}, "settings": {"announce": True}},
+            {"bird": {"enabled": False}, "settings": {"announce": True}},
+            {},
+        ]
+        for values in gone:
+            assert "kroute-bird" not in {it["metadata"]["name"] for it in render_chart(values)}
 
 
 class TestWayBack:

@@ -45,6 +45,18 @@ def environment(overlay: str) -> dict[str, str]:
     return the("ConfigMap", render(KUSTOMIZE / overlay))["data"]
 
 
+AS_AGENTS = (
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+    "priorityClassName",
+    "hostNetwork",
+    "dnsPolicy",
+    "securityContext",
+)
+"""What BIRD's pods have as the agents' have it."""
+
+
 @pytest.fixture(params=kustomizations())
 def pod(request: pytest.FixtureRequest) -> Object:
     """The pod of each kustomization; where one is to replace another, the new one."""
@@ -176,7 +188,7 @@ class TestPods:
         [proc_sys] = [it["value"] for it in container["env"] if it["name"] == "KROUTE_PROC_SYS"]
         assert mounts == {
             str(DEFAULTS.state_dir): str(DEFAULTS.state_dir),
-            **({"/run/xtables.lock": "/run/xtables.lock"} if undoes(pod) else {}),
+            **({it: it for it in ("/run/xtables.lock", str(DEFAULTS.bird_directory))} if undoes(pod) else {}),
             "/lib/modules": "/lib/modules",
             f"{DEFAULTS.proc_sys}/net": f"{proc_sys}/net",
         }
@@ -285,6 +297,76 @@ def test_direct_return_gets_what_it_needs_and_nobody_else_does(tmp_path: Path) -
             assert not added & node_checks.DIRECT_RETURN_CAPABILITIES.keys()
 
 
+class TestBird:
+    """The DaemonSet that runs BIRD beside agents that announce addresses."""
+
+    @pytest.fixture
+    def objects(self, tmp_path: Path) -> list[Object]:
+        return with_component("announce", tmp_path)
+
+    @pytest.fixture
+    def bird(self, objects: list[Object]) -> Object:
+        [_, bird] = pods(objects)
+        return dict(bird)
+
+    def test_the_objects_are_valid_by_the_schemas_of_kubernetes(self, objects: list[Object]) -> None:
+        for version in (OLDEST, NEWEST):
+            for item in objects:
+                validate(item, version)
+
+    def test_its_nodes_are_those_of_the_agents(self, objects: list[Object], tmp_path: Path) -> None:
+        (tmp_path / "by-label").mkdir()
+        for pair in (pods(objects), pods(with_component("announce", tmp_path / "by-label", "by-label"))):
+            agent, bird = ({name: pod.get(name) for name in AS_AGENTS} for pod in pair)
+            assert agent == bird
+
+    @pytest.mark.parametrize(("component", "label"), [("uninstall", None), ("hand-over", "handed-over")])
+    def test_its_nodes_are_cleaned_with_it_and_given_back_without_it(
+        self, component: str, label: str | None, tmp_path: Path
+    ) -> None:
+        _, bird, _ = pods(with_component("announce", tmp_path, component))
+        assert bird["nodeSelector"].get("kroute.io/service-proxy") == label
+
+    def test_it_may_speak_and_nothing_else(self, bird: Object) -> None:
+        assert bird["automountServiceAccountToken"] is False
+        assert [it["hostPath"]["path"] for it in bird["volumes"]] == [str(DEFAULTS.bird_directory)]
+        for container in containers(bird):
+            security = container["securityContext"]
+            assert not security.get("privileged")
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"]["drop"] == ["ALL"]
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        [waiting], [main] = bird["initContainers"], bird["containers"]
+        assert "add" not in waiting["securityContext"]["capabilities"]
+        assert main["securityContext"]["capabilities"]["add"] == ["NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW"]
+
+    def test_it_waits_for_what_kroute_writes_and_is_told_by_the_socket_that_kroute_uses(self, bird: Object) -> None:
+        configuration, control = str(DEFAULTS.bird_configuration), str(DEFAULTS.bird_socket)
+        [waiting], [main] = bird["initContainers"], bird["containers"]
+        assert f"-e {configuration} " in waiting["command"][-1]
+        assert main["command"] == ["bird", "-f", "-R", "-c", configuration, "-s", control]
+        ends = main["lifecycle"]["preStop"]["exec"]["command"]
+        assert ends == ["birdc", "-s", control, "graceful", "restart"]
+        assert {tuple(main[it]["exec"]["command"]) for it in ("livenessProbe", "readinessProbe")} == {
+            ("birdc", "-r", "-s", control, "show", "status")
+        }
+
+    def test_passwords_of_routers_are_for_the_agents_alone(self, objects: list[Object]) -> None:
+        agent, bird = pods(objects)
+        [volume] = [it for it in agent["volumes"] if "secret" in it]
+        assert volume["secret"] == {"secretName": "kroute-peer-passwords", "optional": True, "defaultMode": 0o400}
+        [container] = agent["containers"]
+        [mounted] = [it["mountPath"] for it in container["volumeMounts"] if it["name"] == volume["name"]]
+        assert {"name": "KROUTE_PEER_PASSWORDS", "value": mounted} in container["env"]
+        assert not [it for it in bird["volumes"] if "secret" in it]
+
+    def test_its_image_has_the_version_of_bird(self, bird: Object) -> None:
+        version = re.search(r"^ARG BIRD=(\S+)$", TestImage.DOCKERFILE, re.MULTILINE)
+        assert version is not None
+        assert {it["image"] for it in containers(bird)} == {f"kroute-bird:{version[1]}"}
+
+
 def undoes(pod: Object) -> bool:
     """Whether the pod removes what any backend has made."""
     return bool({"cleanup", "migrate"} & set(pod["containers"][0]["command"]))
@@ -318,12 +400,12 @@ class TestImage:
 
     def test_each_step_of_the_installation_is_a_layer(self) -> None:
         assert re.findall(r"/install (\w+)$", self.DOCKERFILE, re.MULTILINE) == [
-            "dependencies",
-            "program",
+            *("dependencies", "program"),
+            "bird",
             "system",
         ]
         script = (DEPLOY / "install").read_text()
-        assert re.findall(r"^    (\w+)\)$", script, re.MULTILINE) == ["dependencies", "program", "system"]
+        assert re.findall(r"^    (\w+)\)$", script, re.MULTILINE) == ["dependencies", "program", "system", "bird"]
 
     def test_every_base_is_named_by_its_digest(self) -> None:
         stages = re.findall(r"^FROM (?:--\S+ )*(\S+)(?: AS (\S+))?$", self.DOCKERFILE, re.MULTILINE | re.IGNORECASE)

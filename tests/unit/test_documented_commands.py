@@ -18,7 +18,7 @@ from kroute.planning.features import apply_annotations
 from kroute.planning.options import Options
 from kroute.planning.weight_facts import weight_of
 from tests.lab.chart import helm
-from tests.lab.manifests import KUSTOMIZE, kustomizations, render, the
+from tests.lab.manifests import KUSTOMIZE, kustomizations, render, the, with_component
 from tests.lab.objects import Object
 from tests.unit.documented_commands import PAGES, ROOT, Command, commands
 from tests.unit.each import assert_each
@@ -55,6 +55,7 @@ RUN_BY = {
     "helm upgrade": "tests/unit/test_documented_commands.py",
     "kubectl annotate": "tests/unit/test_documented_commands.py",
     "kubectl apply": A_CLUSTER,
+    "kubectl create": A_CLUSTER,
     "kubectl delete": A_CLUSTER,
     "kubectl describe": A_CLUSTER,
     "kubectl exec": A_CLUSTER,
@@ -214,7 +215,8 @@ def test_the_plugin_takes_every_flag_and_value() -> None:
 def test_kubectl_and_helm_have_every_verb_and_flag() -> None:
     def check(command: Command) -> None:
         program, name = verb(command).split()
-        verbs = (name, command.words[command.words.index(name) + 1]) if name in {"rollout", "top"} else (name,)
+        first = command.words.index(name)
+        verbs = command.words[first : first + 1 + {"rollout": 1, "top": 1, "create": 2}.get(name, 0)]
         text = help_of(program, *verbs)
         assert f"{program} {' '.join(verbs)}" in text
         own = command.words[: command.words.index("--")] if "--" in command.words else command.words
@@ -224,8 +226,9 @@ def test_kubectl_and_helm_have_every_verb_and_flag() -> None:
     assert_each([command for command in (*of("kubectl"), *of("helm")) if verb(command) != "kubectl kroute"], check)
 
 
-def test_what_kubectl_is_asked_for_is_in_the_manifests() -> None:
+def test_what_kubectl_is_asked_for_is_in_the_manifests(tmp_path: Path) -> None:
     objects = [item for name in kustomizations() for item in render(KUSTOMIZE / name)]
+    objects += with_component("announce", tmp_path)
     made = {(item["kind"].lower(), item["metadata"]["name"]) for item in objects}
     pods = [item["spec"]["template"] for item in objects if "template" in item.get("spec", {})]
 

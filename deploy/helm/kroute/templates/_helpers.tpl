@@ -17,15 +17,6 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{ .Values.serviceAccount.name | default "kroute" }}
 {{- end }}
 
-{{- define "kroute.image" -}}
-{{- $image := .Values.image -}}
-{{- if $image.digest -}}
-{{ $image.repository }}@{{ $image.digest }}
-{{- else -}}
-{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}
-{{- end -}}
-{{- end }}
-
 {{/* The variables of the settings. YAML takes `on` and `off` for true and false. */}}
 {{- define "kroute.settings" -}}
 {{- $words := list "strict-arp" "hairpin" "ipvs-estimation" "healthz-bind-address" "metrics-bind-address"
@@ -61,11 +52,16 @@ every address. */}}
 {{- if and $host (not (has $host (list "0.0.0.0" "::"))) }}host: {{ $host | quote }}, {{ end -}}
 {{- end }}
 
+{{/* Which nodes have kroute's pod, and BIRD's. */}}
+{{- define "kroute.nodes" -}}
+{{- $own := .Values.migration.byLabel | ternary (dict "kroute.io/service-proxy" "kroute") dict -}}
+{{- merge $own .Values.nodeSelector | toYaml -}}
+{{- end }}
+
 {{/* What the pods of all DaemonSets have. Where the reasons are: deploy/kustomize/base/daemonset.yaml. Its argument: the
-root, `serve` or the mode in its place, node selector, affinity. */}}
+root, node selector, affinity. */}}
 {{- define "kroute.pod" -}}
 {{- $root := index . 0 -}}
-{{- $serves := eq (index . 1) "serve" -}}
 priorityClassName: {{ $root.Values.priorityClassName }}
 hostNetwork: true
 dnsPolicy: Default
@@ -73,7 +69,7 @@ dnsPolicy: Default
 imagePullSecrets:
 {{- toYaml . | nindent 0 }}
 {{- end }}
-{{- with index . 2 }}
+{{- with index . 1 }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -81,7 +77,7 @@ nodeSelector:
 tolerations:
 {{- toYaml . | nindent 0 }}
 {{- end }}
-{{- with index . 3 }}
+{{- with index . 2 }}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -92,6 +88,12 @@ securityContext:
     type: RuntimeDefault
   seLinuxOptions:
     type: spc_t
+{{- end }}
+
+{{/* Its argument: the root, `serve` or the mode in its place. */}}
+{{- define "kroute.init-containers" -}}
+{{- $root := index . 0 -}}
+{{- $serves := eq (index . 1) "serve" -}}
 {{- $further := $serves | ternary $root.Values.extraInitContainers list }}
 {{- if or $root.Values.loadModules $further }}
 initContainers:
@@ -117,14 +119,15 @@ initContainers:
 {{- end }}
 
 {{- define "kroute.container" -}}
-image: {{ include "kroute.image" . }}
-{{- with .Values.image.pullPolicy }}
-imagePullPolicy: {{ . }}
-{{- end }}
+{{- include "kroute.image" (merge (dict "tag" (.Values.image.tag | default .Chart.AppVersion)) .Values.image) }}
 {{- end }}
 
-{{- define "kroute.bird" -}}
-{{- get .Values.settings "bird-directory" | default "/run/bird" }}
+{{/* Its argument: an image as in the values. */}}
+{{- define "kroute.image" -}}
+image: {{ .repository }}{{ ternary (printf "@%s" .digest) (printf ":%s" .tag) (ne .digest "") }}
+{{- with .pullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
 {{- end }}
 
 {{- define "kroute.cni" -}}
