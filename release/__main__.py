@@ -32,6 +32,8 @@ def main() -> None:
         root = images.file_system(source, cache() / "image", Path(scratch, "root"))
         debian.build(source, output, root)
         sbom.build(source, output, root)
+        bird = images.file_system(source, cache() / "image", Path(scratch, "bird"), images.BIRD)
+        sbom.build_of_bird(source, output, bird)
     (output / "SHA256SUMS").write_text(checksums(output))
     sys.stdout.write((output / "SHA256SUMS").read_text())
 

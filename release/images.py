@@ -2,25 +2,44 @@
 
 import json
 import os
+import re
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from release import PROJECT, Source
 from release.archives import tar
 
-VARIANTS = {"no": "", "yes": "-iptables"}
-"""What `--build-arg IPTABLES=` is, and how the tag of such an image ends."""
+
+class Variant(NamedTuple):
+    """An image: how its name ends, its tag, in which `{}` is the release's version, and what scripts/image is told."""
+
+    name: str
+    tag: str
+    settings: Mapping[str, str]
+
+
+def bird_version() -> str:
+    """The version of BIRD that deploy/Dockerfile installs."""
+    [found] = re.findall(r"^ARG BIRD=(\S+)$", (PROJECT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    return str(found)
+
+
+PLAIN = Variant("", "{}", {"IPTABLES": "no"})
+BIRD = Variant("-bird", bird_version(), {"TARGET": "bird"})
+VARIANTS = PLAIN, Variant("", "{}-iptables", {"IPTABLES": "yes"}), BIRD
 
 
 def build(source: Source, output: Path, cache: Path, image: str = "kroute") -> list[Path]:
-    """Build both images for this machine's architecture, and write an archive of each. Returns their paths."""
+    """Build the images for this machine's architecture, and write an archive of each. Returns their paths."""
     return [_archive(source, output, cache, image, wanted) for wanted in VARIANTS]
 
 
-def file_system(source: Source, cache: Path, link: Path) -> Path:
-    """Build the image without iptables, and make `link` a link to its file system."""
-    _scripts_image(source, "no", cache, link)
+def file_system(source: Source, cache: Path, link: Path, variant: Variant = PLAIN) -> Path:
+    """Build an image, and make `link` a link to its file system."""
+    _scripts_image(source, variant, cache, link)
     return link.resolve()
 
 
@@ -45,17 +64,18 @@ def full_name(image: str, tag: str) -> str:
     return f"{image}:{tag}"
 
 
-def _archive(source: Source, output: Path, cache: Path, image: str, iptables: str) -> Path:
+def _archive(source: Source, output: Path, cache: Path, image: str, variant: Variant) -> Path:
+    tag = variant.tag.format(source.version)
     with tempfile.TemporaryDirectory() as scratch:
         layout = Path(scratch, "layout")
-        _scripts_image(source, iptables, cache, "--oci", layout)
-        name_in(layout, full_name(image, source.version + VARIANTS[iptables]))
+        _scripts_image(source, variant, cache, "--oci", layout)
+        name_in(layout, full_name(image + variant.name, tag))
         machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
-        path = output / f"kroute-{source.version}{VARIANTS[iptables]}-linux-{machine}.oci.tar"
+        path = output / f"kroute{variant.name}-{tag}-linux-{machine}.oci.tar"
         path.write_bytes(tar(layout, source.epoch))
     return path
 
 
-def _scripts_image(source: Source, iptables: str, cache: Path, *arguments: str | Path) -> None:
-    settings = {"IPTABLES": iptables, "REVISION": source.revision, "SOURCE_DATE_EPOCH": str(source.epoch)}
+def _scripts_image(source: Source, variant: Variant, cache: Path, *arguments: str | Path) -> None:
+    settings = {**variant.settings, "REVISION": source.revision, "SOURCE_DATE_EPOCH": str(source.epoch)}
     subprocess.run([PROJECT / "scripts/image", cache, *arguments], check=True, env={**os.environ, **settings})

@@ -1,4 +1,4 @@
-"""The list of what the image and the Debian package contain, as CycloneDX: Python's and Debian's packages."""
+"""The lists of what the images and the Debian package contain, as CycloneDX: Python's and Debian's packages."""
 
 import re
 import uuid
@@ -12,22 +12,32 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 from release import PROJECT, Source
+from release.images import bird_version
 
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
 
 
 def build(source: Source, output: Path, root: Path) -> Path:
-    """Write it. `root` is the file system of the image, whose dpkg says which Debian packages it has."""
+    """Write that of kroute. `root` is the file system of the image, whose dpkg says which Debian packages it has."""
     kroute = _component("pypi", None, "kroute", source.version, kind=ComponentType.APPLICATION)
-    parts = [*_python_packages(), *_debian_packages(root)]
+    return _write(source, output, kroute, [*_python_packages(), *_debian_packages(root)])
+
+
+def build_of_bird(source: Source, output: Path, root: Path) -> Path:
+    """Write that of BIRD's image, whose file system is `root`."""
+    image = _component("generic", None, "kroute-bird", bird_version(), kind=ComponentType.CONTAINER)
+    return _write(source, output, image, [*_debian_packages(root)])
+
+
+def _write(source: Source, output: Path, whole: Component, parts: list[Component]) -> Path:
     bom = Bom(
-        serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"kroute {source.version} {source.revision}"),
+        serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"{whole.name} {whole.version} {source.revision}"),
         components=parts,
     )
-    bom.metadata.component = kroute
+    bom.metadata.component = whole
     bom.metadata.timestamp = datetime.fromtimestamp(source.epoch, UTC)
-    bom.register_dependency(kroute, parts)
-    path = output / f"kroute-{source.version}.cdx.json"
+    bom.register_dependency(whole, parts)
+    path = output / f"{whole.name}-{whole.version}.cdx.json"
     path.write_text(JsonV1Dot6(bom).output_as_string(indent=2) + "\n")
     return path
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kroute import __version__
+from release.images import BIRD
 from tests.cluster.packages import once, run, unpacked
 from tests.lab.kubernetes import VERSION, unpack
 from tests.lab.places import PROJECT, cache
@@ -52,7 +53,7 @@ def prepare() -> Path:
     Needs root, and the tools of scripts/image. Raises RuntimeError: what could not be made, and why.
     """
     others = _store("others", _others(), over=None)
-    return _store("kroute", [_kroute()], over=others)
+    return _store("kroute", [_own("kroute", __version__), _own("kroute-bird", BIRD.tag, TARGET="bird")], over=others)
 
 
 def containerd() -> Path:
@@ -117,13 +118,14 @@ def _programs(root: Path) -> None:
             shutil.copy(program, root / "usr/local/bin" / name)
 
 
-def _kroute() -> Image:
-    """kroute's image, as scripts/image makes it from deploy/Dockerfile, with all its layers in one."""
+def _own(name: str, tag: str, **settings: str) -> Image:
+    """kroute's image or BIRD's, as scripts/image makes it from deploy/Dockerfile, with all its layers in one."""
     with tempfile.TemporaryDirectory() as directory:
         link = Path(directory) / "image"
-        run(PROJECT / "scripts/image", cache() / "image", link)
+        variables = (f"{name}={value}" for name, value in settings.items())
+        run("env", *variables, PROJECT / "scripts/image", cache() / "image", link)
         root = link.resolve()
-    names = [f"{place}/kroute:{__version__}" for place in ("docker.io/library", "localhost")]
+    names = [f"{place}/{name}:{tag}" for place in ("docker.io/library", "localhost")]
     return Image(names, (root,), json.loads(Path(f"{root}.json").read_text()))
 
 

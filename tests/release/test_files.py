@@ -32,6 +32,7 @@ source, output = Source({version!r}, {revision!r}, {epoch}), Path(sys.argv[1])
 wheel.build(source, output)
 manifests.build(source, output)
 sbom.build(source, output, Path(sys.argv[3]))
+sbom.build_of_bird(source, output, Path(sys.argv[3]))
 """
 _STATUS = """\
 Package: python3
@@ -117,6 +118,12 @@ def test_the_list_of_contents_has_every_pinned_and_every_installed_package(relea
     assert {f"pkg:pypi/{it.replace('==', '@').lower()}" for it in pins} <= names
     [root] = [it for it in listed["dependencies"] if it["ref"] == f"pkg:pypi/kroute@{__version__}"]
     assert len(root["dependsOn"]) == len(listed["components"])
+
+
+def test_the_list_of_birds_image_has_its_packages_and_none_of_python(release: dict[str, bytes]) -> None:
+    listed = json.loads(release[f"kroute-bird-{images.bird_version()}.cdx.json"])
+    assert listed["metadata"]["component"]["name"] == "kroute-bird"
+    assert {it["purl"].partition("/")[0] for it in listed["components"]} == {"pkg:deb"}
 
 
 def test_the_checksums_are_those_that_sha256sum_takes(tmp_path: Path) -> None:

@@ -17,6 +17,10 @@ READ = {"contents": "read"}
 SIGN = {"id-token": "write", "attestations": "write"}
 
 
+_DIGEST = 'while [ $# -gt 0 ]; do [ "$1" != --digestfile ] || echo sha256:ab >"$2"; shift; done\n'
+"""What makes a program write the file that its flag names."""
+
+
 def commands(job: str) -> str:
     return "\n".join(step.get("run", "") for step in JOBS[job]["steps"])
 
@@ -50,8 +54,34 @@ def test_every_target_that_it_makes_exists() -> None:
 def test_it_builds_for_every_architecture_and_publishes_every_variant() -> None:
     built = {it["architecture"] for it in JOBS["build"]["strategy"]["matrix"]["include"]}
     assert built == {"amd64", "arm64"}
-    for variant in images.VARIANTS.values():
-        assert variant in commands("image")
+    assert len(images.VARIANTS) == len(re.findall(r"digest-?\w* }}", TEXT))
+
+
+def test_the_images_are_pushed_and_signed_by_the_names_that_the_manifests_have(tmp_path: Path) -> None:
+    """buildah and cosign only say what they are told."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("buildah", "cosign"):
+        (programs / name).write_text(f'#!/bin/bash\ncat >/dev/null\necho {name} "$@" >>log\n{_DIGEST}')
+        (programs / name).chmod(0o755)
+    for architecture in ("amd64", "arm64"):
+        directory = tmp_path / f"release-{architecture}"
+        directory.mkdir()
+        for file in ("kroute-1.0", "kroute-1.0-iptables", "kroute-bird-2.1"):
+            (directory / f"{file}-linux-{architecture}.oci.tar").touch()
+    [script] = [step["run"] for step in JOBS["image"]["steps"] if step.get("id") == "push"]
+    own = {"GITHUB_REPOSITORY": "Owner/Kroute", "GITHUB_REF_NAME": "v1.0", "GITHUB_OUTPUT": "output"}
+    variables = {**own, "PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path), "USERNAME": "me", "TOKEN": "x"}
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = (tmp_path / "log").read_text()
+    added = re.findall(r"manifest add \S+ oci-archive:(\S+)", told)
+    assert sorted(added) == sorted(str(it.relative_to(tmp_path)) for it in tmp_path.glob("release-*/*"))
+    image = "ghcr.io/owner/kroute"
+    assert re.findall(r"docker://(\S+)", told) == [f"{image}:1.0", f"{image}:1.0-iptables", f"{image}-bird:2.1"]
+    assert re.findall(r"cosign sign .* (\S+)@", told) == [image, image, f"{image}-bird"]
+    assert len((tmp_path / "output").read_text().splitlines()) == 1 + len(images.VARIANTS)
 
 
 def test_each_job_may_do_what_it_needs_and_nothing_else() -> None:
