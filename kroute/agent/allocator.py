@@ -26,6 +26,7 @@ from kroute.base.backoff import Backoff, exhaustion
 from kroute.director.election import Election
 from kroute.director.lease import Lease, LeaseLock, LeaseRole
 from kroute.director.settings import LeaseSettings
+from kroute.inspect.status import AddressFill, AllocatorView
 from kroute.model.addresses import unicast
 from kroute.model.kinds import SERVICES
 from kroute.model.objects import Applied, Change, Deleted, ObjectKey, Service
@@ -73,6 +74,7 @@ class _Annotated(msgspec.Struct):
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
 
 
+_decoder = ObjectDecoder(BalancedService)
 _decode_notes = msgspec.json.Decoder(tuple[Note, ...]).decode
 
 
@@ -86,7 +88,7 @@ class Allocator:
         self._recorder = recorder
         self._identity = self._new_identity()
         self._lock = LeaseLock(api, LEASE.namespace, LEASE.name)
-        self._decoder = ObjectDecoder(BalancedService)
+        self._found = AllocatorView(settings.node_name, is_here=True)
         self._due = asyncio.Event()
         self._balanced: set[ObjectKey] = set()
         self._page = PAGE
@@ -122,6 +124,12 @@ class Allocator:
             if self.election.role is LeaseRole.ACTIVE:
                 await self.election.release()
 
+    def view(self) -> AllocatorView:
+        """Who is the allocator, and what the last pass has found if it is this one."""
+        if self.election.role is LeaseRole.ACTIVE:
+            return self._found
+        return AllocatorView(self.election.holder.rpartition("_")[0])
+
     async def pass_once(self) -> bool:
         """Make one pass, if this agent has the Lease. Returns whether all Services have what they ask for.
 
@@ -140,13 +148,21 @@ class Allocator:
         for key, problem in plan.problems:
             self._recorder.report(key, problem)
         noted_first = sorted(plan.assignments, key=lambda it: it.service.metadata.uid not in open_notes)
+        refused: list[ObjectKey] = []
         for first in range(0, max(len(noted_first), 1), MOST_WRITES):  # without writes notes may be to be dropped
             writes = noted_first[first : first + MOST_WRITES]
             known = await self._write_notes(lease, tuple(_notes(writes, open_notes)))
-            if known is None or not all([await self._write(assignment) for assignment in writes]):
+            if known is None:
                 return False
             lease = known
-        return not plan.problems
+            refused += [it.service.key for it in writes if not await self._write(it)]
+        if refused:  # these do not arrive later: they need no note
+            await self._write_notes(lease, tuple(open_notes.values()))
+            self._pause = max(PAUSE, PAUSES * (time.monotonic() - began))
+        waiting = {*refused, *(key for key, _ in plan.problems)}
+        fills = {str(family): AddressFill(*fill) for family, fill in plan.fills.items()}
+        self._found = AllocatorView(self._settings.node_name, is_here=True, waiting=len(waiting), addresses=fills)
+        return not waiting
 
     async def _allocate(self) -> None:
         backoff = Backoff(PAUSE, UNMET)
@@ -206,7 +222,7 @@ class Allocator:
             except AnswerTooLongError:  # anybody may write objects of 1 MiB
                 self._page = max(SMALLEST_PAGE, self._page // 10)
                 raise
-            items = map(self._decoder.decode, page.items or ())
+            items = map(_decoder.decode, page.items or ())
             found += [item for item in items if isinstance(item, BalancedService)]
             if not page.metadata.token:
                 return found

@@ -115,8 +115,13 @@ class Agent:
             traces=self._traces.read,
             enforcer=self._traces.enforcer,
         )
-        parts = AgentParts(
-            settings=settings,
+        self._allocator = _allocator(settings, source, self._catalog, self._recorder)
+        self._observation = Observation(self._parts(firewall, policy_catalog), self._recorder)
+
+    def _parts(self, firewall: Choice, policy_catalog: "PolicyCatalog | None") -> AgentParts:
+        """What telemetry reads."""
+        return AgentParts(
+            settings=self._settings,
             firewall=firewall,
             catalog=self._catalog,
             broadcaster=self._broadcaster,
@@ -124,11 +129,10 @@ class Agent:
             changes=self._changes,
             statistics=self._statistics,
             ownership=self._ownership,
-            faults=source.faults,
-            policies=_enforced(policy_catalog, self._controllers, settings),
+            faults=self._source.faults,
+            allocator=self._allocator.view if self._allocator is not None else None,
+            policies=_enforced(policy_catalog, self._controllers, self._settings),
         )
-        self._observation = Observation(parts, self._recorder)
-        self._answers = {**self._observation.answers, NEWEST_QUESTION: self._measured}
 
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
         """Serve the node until `stop` is set. The kernel's state stays as it is then."""
@@ -136,11 +140,12 @@ class Agent:
             stack.enter_context(self._gc_tuning)
             await stack.enter_async_context(self._traces)
             await begun(stop, "following the kernel", lambda: stack.enter_async_context(self._controllers))
-            answer = partial(agent_socket.serve, state_dir.path, self._answers, self._observation.other_answers.get)
+            answers = {**self._observation.answers, NEWEST_QUESTION: self._measured}
+            answer = partial(agent_socket.serve, state_dir.path, answers, self._observation.other_answers.get)
             keep_socket = await begun(stop, "opening the agent's socket", lambda: stack.enter_async_context(answer()))
             if keep_socket is None or stop.is_set():
                 return
-            allocator = self._allocator()
+            allocator = self._allocator
             take = allocator.beside(self._take) if allocator is not None else self._take
             async with asyncio.TaskGroup() as group:
                 background = [
@@ -164,14 +169,6 @@ class Agent:
                 self._controllers.stop()
                 await asyncio.wait([serving], timeout=STOP_WITHIN if self._ownership.is_ours.is_set() else 0)
                 serving.cancel()
-
-    def _allocator(self) -> "Allocator | None":
-        """What gives Services addresses, if this agent may."""
-        if self._source.api is None or not self._settings.allocate_load_balancer_ips:
-            return None
-        from kroute.agent.allocator import Allocator  # noqa: PLC0415  few clusters have it
-
-        return Allocator(self._settings, self._source.api, self._catalog, self._recorder)
 
     async def _serve(self) -> None:
         """Run the controllers, once the node is kroute's. Until then nothing is written to the kernel."""
@@ -295,6 +292,17 @@ class Agent:
 
     async def _measured(self, _about: str) -> bytes:
         return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._changes.newest)))
+
+
+def _allocator(
+    settings: Settings, source: ObjectSource, catalog: Catalog, recorder: EventRecorder
+) -> "Allocator | None":
+    """What gives Services addresses, if this agent may."""
+    if source.api is None or not settings.allocate_load_balancer_ips:
+        return None
+    from kroute.agent.allocator import Allocator  # noqa: PLC0415  few clusters have it
+
+    return Allocator(settings, source.api, catalog, recorder)
 
 
 def _policy_catalog(settings: Settings) -> "PolicyCatalog | None":

@@ -16,7 +16,7 @@ from kroute.cli.terminal.screen import Screen
 from kroute.inspect import agent_socket, shared_state
 from kroute.inspect import status as inspected
 from kroute.inspect.agent_socket import AgentUnreachableError
-from kroute.inspect.status import Served, Severity, State, Status, StatusProblem, with_problems
+from kroute.inspect.status import AllocatorView, Served, Severity, State, Status, StatusProblem, with_problems
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs
 
@@ -155,6 +155,8 @@ def print_status(found: Status, screen: Screen) -> None:
     if found.policies is not None:
         troubled = f"; {found.policies.with_problems} policies have problems" if found.policies.with_problems else ""
         lines["policies"] = f"{found.policies.isolated_pods} pods are isolated{troubled}"
+    if (allocator := found.allocator) is not None:
+        lines["addresses"] = _allocated(allocator)
     if (source := found.source) is not None:
         objects = ", ".join(f"{count} {kind}" for kind, count in source.objects.items())
         name = "API server" if source.kind == "api" else source.kind
@@ -167,6 +169,14 @@ def print_status(found: Status, screen: Screen) -> None:
         print_problem(problem, problem.service or "this node", screen)
     if found.problems_total > SHOWN:
         screen.line(f"and {found.problems_total - SHOWN} more: `kroute status -o json`, `kroute show services`")
+
+
+def _allocated(found: AllocatorView) -> str:
+    """Who gives out LoadBalancer addresses, and how many are left."""
+    if not found.is_here:
+        return f"given out by {found.node or 'nobody yet'}"
+    fills = [f"{fill.in_use} of {fill.in_range} {family}" for family, fill in sorted(found.addresses.items())]
+    return f"given out here, {', '.join(fills) or 'none yet'} in use; {found.waiting} Services wait"
 
 
 def _what(found: Status) -> str:

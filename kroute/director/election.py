@@ -91,10 +91,16 @@ class Election:
         self._renewed_at = clock()
         self._is_overdue = False
 
+    @property
+    def holder(self) -> str:
+        """Who held the Lease when it was seen last; "" if nobody did, or it was never seen."""
+        return (self._seen.holder_identity or "") if self._seen is not None else ""
+
     async def run(self) -> None:
         """Take part until cancelled.
 
-        An attempt that has begun is finished first: what was sent may still be written, and `release` must see it.
+        An attempt that has begun is finished first: what was sent may still be written, and `release` must see it. One
+        that hangs is given up, and with it the role.
         """
         while True:
             began = self._clock()
@@ -102,7 +108,10 @@ class Election:
             try:
                 await asyncio.shield(attempt)
             except asyncio.CancelledError:
-                await attempt
+                _, hanging = await asyncio.wait([attempt], timeout=RELEASE_WITHIN)
+                if hanging:  # then a release would hang, too
+                    attempt.cancel()
+                    self._unreleased(f"no answer within {RELEASE_WITHIN:g} s")
                 raise
             self._attempted(began, not self.has_missed)
             pause = self._pause()
@@ -137,8 +146,11 @@ class Election:
                     reason = failure or reason
                     await asyncio.sleep(RELEASE_PAUSE)
         except (msgspec.DecodeError, TimeoutError) as error:
-            reason = str(error) or reason
-            log.warning("lease.unreleased", error=reason, consequence="a standby waits until it has expired")
+            self._unreleased(str(error) or reason)
+        self.role = LeaseRole.STANDBY
+
+    def _unreleased(self, error: str) -> None:
+        log.warning("lease.unreleased", error=error, consequence="a standby waits until it has expired")
         self.role = LeaseRole.STANDBY
 
     async def _released(self) -> str | None:

@@ -121,10 +121,29 @@ class PolicyCounts(msgspec.Struct, frozen=True, rename="camel"):
     with_problems: int
 
 
+class AddressFill(msgspec.Struct, frozen=True, rename="camel"):
+    """How many addresses of `--loadbalancer-ip-range` are in use, and how many can be given out."""
+
+    in_use: int
+    in_range: int
+
+
+class AllocatorView(msgspec.Struct, frozen=True, rename="camel"):
+    """Which node gives Services their LoadBalancer addresses; empty if that is not known.
+
+    `is_here`: this one. Only it knows how many Services wait, and the addresses by family.
+    """
+
+    node: str
+    is_here: bool = False
+    waiting: int = 0
+    addresses: Mapping[str, AddressFill] = {}
+
+
 class Status(Document, kw_only=True):
     """The state of one node or director. Times are RFC 3339 in UTC, None if there is none.
 
-    `policies` is None unless network policies are enforced.
+    `policies` is None unless network policies are enforced, and `allocator` unless agents give out addresses.
 
     `role` is `node`, or for a director `director`; then `election` is `active`, `standby` or `unknown`. `pending` is
     how many Services have changes that were read and are not in the kernel yet. `generation` grows with each plan of
@@ -148,6 +167,7 @@ class Status(Document, kw_only=True):
     last_look: str | None = None
     source: Source | None = None
     policies: PolicyCounts | None = None
+    allocator: AllocatorView | None = None
     shared: str = ""
     problems: list[StatusProblem] = msgspec.field(default_factory=list)
     problems_total: int = 0
@@ -298,6 +318,16 @@ def pod_network_problems(problems: Iterable[Problem]) -> Iterator[StatusProblem]
     """What keeps pods of this node and others from reaching each other."""
     for problem in problems:
         yield warning(problem.reason, problem.message, "see docs/pod-network.md")
+
+
+def allocator_problems(found: AllocatorView | None) -> Iterator[StatusProblem]:
+    """Which Services have no address."""
+    if found is not None and found.waiting:
+        message = f"{found.waiting} Services do not get the LoadBalancer addresses that they ask for"
+        step = (
+            "Events of this reason name them, and `load_balancer.refused` in the log (docs/load-balancer-addresses.md)"
+        )
+        yield warning("NoLoadBalancerAddress", message, step)
 
 
 def eligibility_problems(reason: str | None) -> Iterator[StatusProblem]:

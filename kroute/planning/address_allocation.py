@@ -6,6 +6,7 @@ has, also one that is not ours, is free for no other, unless both share it by ke
 restart, and for each allocator.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from ipaddress import ip_network
 from itertools import chain, islice
@@ -58,10 +59,14 @@ class Assignment(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """What is to be written, and the problems of the Services that do not get what they ask for."""
+    """What is to be written, and the problems of the Services that do not get what they ask for.
+
+    `fills` says of each family how many addresses of the ranges are in use, and how many there are to give out.
+    """
 
     assignments: list[Assignment]
     problems: list[tuple[ObjectKey, Problem]]
+    fills: Mapping[Family, tuple[int, int]]
 
 
 def allocating(
@@ -93,7 +98,8 @@ def allocating(
     allocator = _Allocator(settings, holders, refusal)
     for turn in (yield from sort(turns)):
         yield from allocator.allocate(turn)
-    return Allocation(allocator.assignments, allocator.problems)
+    fills = yield from _fills(holders, settings.load_balancer_ip_ranges)
+    return Allocation(allocator.assignments, allocator.problems, fills)
 
 
 class _Way(NamedTuple):
@@ -154,6 +160,9 @@ class _Holders:
 
     def __contains__(self, address: str) -> bool:
         return address in self._held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
 
     def add(self, address: str, claimant: _Claimant) -> None:
         """Note that the Service has the address, or will have it."""
@@ -321,6 +330,17 @@ def _sharing(service: BalancedService) -> _Sharing | None:
         return None
     ports = frozenset((port.protocol, port.port) for port in service.spec.ports or ())
     return _Sharing(_Way(key.text, frozenset(selector.items() if is_local else ())), ports)
+
+
+def _fills(holders: _Holders, ranges: tuple[str, ...]) -> Steps[Mapping[Family, tuple[int, int]]]:
+    in_use: Counter[Family] = Counter()
+    for address in holders:
+        yield 1
+        in_use[family_of(address)] += is_in(address, ranges)
+    sizes: Counter[Family] = Counter()
+    for text in ranges:
+        sizes[family_of(text)] += ip_network(text).num_addresses
+    return {family: (in_use[family], min(size, MOST_CANDIDATES)) for family, size in sizes.items()}
 
 
 def _addresses_in(ranges: Iterable[str], family: Family) -> Iterator[str]:

@@ -19,6 +19,7 @@ from kroute.telemetry.statistics import Statistics
 
 if TYPE_CHECKING:
     from kroute.inspect.policies import Enforced
+    from kroute.inspect.status import AllocatorView
 
 
 class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +27,7 @@ class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
 
     `firewall` is the backend that was chosen. `changes` follows changes, `statistics` gives the current counts, and
     `faults` says what of the source cannot be read. `open_ipvs` opens the kernel's table. `policies` is None unless
-    network policies are enforced.
+    network policies are enforced. `allocator` says who gives Services their LoadBalancer addresses, if agents do.
     """
 
     settings: Settings
@@ -38,5 +39,6 @@ class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
     statistics: Callable[[], Statistics]
     ownership: Ownership
     policies: "Enforced | None" = None
+    allocator: "Callable[[], AllocatorView] | None" = None
     faults: Callable[[], list[str]] = list
     open_ipvs: Callable[[], AbstractAsyncContextManager[IpvsReader]] = Ipvs

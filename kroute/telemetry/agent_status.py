@@ -12,6 +12,7 @@ from kroute.inspect.status import (
     State,
     Status,
     StatusProblem,
+    allocator_problems,
     eligibility_problems,
     kernel_problems,
     manifest_problems,
@@ -80,23 +81,23 @@ class AgentStatus:
             last_look=rfc3339(min((each.last_look for each in resynced), default=0)),
             source=source,
             policies=self._policies(),
+            allocator=parts.allocator() if parts.allocator is not None else None,
             shared=await shared_state.digest(await self._shared.get(None)) if with_digest else "",
         )
         denials = [denial(kind, watch.denied_with) for kind, watch in counted.watches.items() if watch.denied_with]
-        complaints = [] if waits_for else parts.controllers.complaints()
         return with_problems(
             found,
             [
                 *self._proxy_problems(),
                 *source_problems(source, denials),
                 *manifest_problems(parts.faults()),
-                *work_problems(complaints, counted.controllers),
+                *work_problems([] if waits_for else parts.controllers.complaints(), counted.controllers),
                 *kernel_problems(found.served, unreadable, is_settled=found.is_settled),
                 *eligibility_problems(parts.changes.ineligible),
                 *set_problems(parts.controllers.set_fills()),
                 *plan_problems(plans),
-                *(policy_problems(parts.policies.catalog.problems) if parts.policies is not None else ()),
-                *self._routing_problems(),
+                *allocator_problems(found.allocator),
+                *self._optional_problems(),
             ],
         )
 
@@ -105,8 +106,10 @@ class AgentStatus:
         has_policies = rival is not None and rival.has_policies
         return proxy_problems(str(waits_for or ""), str(rival or ""), has_policies=has_policies)
 
-    def _routing_problems(self) -> Iterator[StatusProblem]:
-        optional = self._parts.controllers.optional
+    def _optional_problems(self) -> Iterator[StatusProblem]:
+        optional, policies = self._parts.controllers.optional, self._parts.policies
+        if policies is not None:
+            yield from policy_problems(policies.catalog.problems)
         if optional.pod_routes is not None:
             yield from pod_network_problems(optional.pod_routes.problems)
         if (announcing := optional.announcing) is not None:

@@ -10,6 +10,7 @@ from kroute.controllers.node_controllers import OptionalControllers
 from kroute.firewall.backend import Choice
 from kroute.firewall.sets import SetFill
 from kroute.inspect.policies import Enforced
+from kroute.inspect.status import AllocatorView
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import Traffic, VirtualServerKey, VirtualServerState
 from kroute.kernel.netlink.netlink_socket import NetlinkStatistics
@@ -99,7 +100,9 @@ async def _no_traces() -> frozenset[str]:
 class Observed:
     """An Observation and its sources. `problems` and `created` hold what it reports about the node."""
 
-    def __init__(self, policies: Enforced | None = None, **changes: object) -> None:
+    def __init__(
+        self, policies: Enforced | None = None, allocator: AllocatorView | None = None, **changes: object
+    ) -> None:
         self.health_port, self.metrics_port, self.own_port = free_ports(3)
         chosen = {
             "healthz_bind_address": ListenAddress(LOCALHOST, self.health_port),
@@ -142,6 +145,7 @@ class Observed:
             faults=lambda: self.faults,
             open_ipvs=lambda: self.kernel,
             policies=policies,
+            allocator=(lambda: allocator) if allocator is not None else None,
         )
         self.observation = Observation(self.parts, self.recorder)
 

@@ -7,6 +7,7 @@ from kroute import __version__
 from kroute.inspect.figures import Figures
 from kroute.inspect.pod_routes import networks_by_state
 from kroute.inspect.policies import PolicyFigures
+from kroute.inspect.status import AddressFill, AllocatorView
 from kroute.model.speaker import BFD_UP, ESTABLISHED
 from kroute.telemetry.health import HealthEndpoint
 from kroute.telemetry.metrics.exposition import Samples, Value
@@ -59,6 +60,20 @@ def _announced(now: Scrape) -> Samples:
 def _pod_networks(now: Scrape) -> Iterable[tuple[str, Value]]:
     controller = now.parts.controllers.optional.pod_routes
     return networks_by_state(controller).items() if controller is not None else ()
+
+
+def _allocator(value: Callable[[AllocatorView], Value]) -> Series:
+    return Series((), lambda now: [((), value(now.parts.allocator()))] if now.parts.allocator is not None else [])
+
+
+def _addresses(value: Callable[[AddressFill], int]) -> Series:
+    """Of each family, on the agent that gives out addresses."""
+
+    def of_families(now: Scrape) -> Iterable[tuple[str, Value]]:
+        found = now.parts.allocator().addresses if now.parts.allocator is not None else {}
+        return ((family, value(fill)) for family, fill in found.items())
+
+    return by("ip_family", of_families)
 
 
 def _build(_now: Scrape) -> Samples:
@@ -144,6 +159,15 @@ ROWS: tuple[Row, ...] = (
     gauge("kroute_pod_networks", "Networks of other nodes' pods: reached (direct, tunnel), missing in the kernel, or "
           "left_out, because they do not count.",
           by("state", _pod_networks)),
+    gauge("kroute_allocator", "Whether this agent gives Services their LoadBalancer addresses.",
+          _allocator(lambda found: found.is_here)),
+    gauge("kroute_load_balancer_services_waiting", "Services that do not get the LoadBalancer addresses that they ask "
+          "for, on the agent that gives them out; 0 on others.",
+          _allocator(lambda found: found.waiting)),
+    gauge("kroute_load_balancer_addresses", "Addresses of --loadbalancer-ip-range, on the agent that gives them out.",
+          _addresses(lambda fill: fill.in_range)),
+    gauge("kroute_load_balancer_addresses_in_use", "Those of them that a Service has.",
+          _addresses(lambda fill: fill.in_use)),
     gauge("kroute_kernel_readable", "Whether the kernel's IPVS table could be read for this scrape.",
           one(lambda now: now.kernel is not None)),
 )

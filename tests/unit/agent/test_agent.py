@@ -268,7 +268,7 @@ async def test_only_an_agent_that_may_has_an_allocator(*, is_set: bool, has_api:
             interfaces = NodeInterfaces(frozenset({NODE_IPV4}), (NODE_IPV4,))
             choice = Choice("iptables", "the test says so")
             agent = Agent(given, interfaces, FakeNodeKernel.of(FakeKernel()), choice, source, LoopWatch())
-            assert (agent._allocator() is not None) == (is_set and has_api)
+            assert (agent._allocator is not None) == (is_set and has_api)
 
 
 @pytest.mark.parametrize(("is_set", "rules"), [(False, 0), (True, 2)])

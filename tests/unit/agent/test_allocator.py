@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from kroute.agent import allocator as module
 from kroute.agent.allocator import NOTE, Allocator, Note
+from kroute.inspect.status import AddressFill, AllocatorView, allocator_problems
 from kroute.model.objects import Applied, Deleted, ObjectKey, Service
 from kroute.planning.catalog import Catalog
 from kroute.settings import Settings
@@ -308,11 +309,46 @@ async def test_while_writes_are_refused_the_notes_do_not_grow(
     await holder.pass_once()
     cluster.server.apply(balanced("b", loadBalancerIP=SECOND))
     await holder.pass_once()
-    assert [it.addresses for it in cluster.notes()] == [(FIRST,)], "the one that asks waits behind what is noted"
+    assert cluster.notes() == [], "what is refused does not arrive later"
     cluster.server.access.allow_all()
     await holder.pass_once()
-    await holder.pass_once()
     assert cluster.addresses() == {"a": [FIRST], "b": [SECOND]}
+
+
+async def test_writes_that_are_refused_for_good_do_not_keep_others_from_their_addresses(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by an admission policy for one namespace."""
+    monkeypatch.setattr(module, "MOST_WRITES", 1)
+    for name in "abc":
+        cluster.server.apply(balanced(name))
+    holder, patch = await cluster.holder(), cluster.api.patch
+
+    async def refusing(path: str, body: Any) -> bytes:
+        if path.endswith(("/a/status", "/b/status")):
+            raise ApiError(403, "Forbidden", "an admission policy refuses it")
+        return await patch(path, body)
+
+    monkeypatch.setattr(cluster.api, "patch", refusing)
+    assert not await holder.pass_once()
+    assert cluster.addresses() == {"c": ["192.0.2.10"]}
+    assert holder.view() == AllocatorView("node1", is_here=True, waiting=2, addresses={"IPv4": AddressFill(3, 4)})
+
+
+async def test_it_is_known_who_is_the_allocator_and_what_waits(cluster: Cluster) -> None:
+    standby = cluster.allocator()
+    assert standby.view() == AllocatorView("")
+    for name in "abcde":
+        cluster.server.apply(balanced(name))
+    holder = await cluster.holder()
+    await holder.pass_once()
+    full = AllocatorView("node1", is_here=True, waiting=1, addresses={"IPv4": AddressFill(4, 4)})
+    assert holder.view() == full
+    [problem] = allocator_problems(full)
+    assert "1 Services do not get" in problem.message
+    await standby.election.attempt()
+    assert standby.view() == AllocatorView("node1")
+    assert list(allocator_problems(standby.view())) == []
 
 
 async def test_an_allocator_whose_lease_somebody_has_edited_goes_on_with_another_identity(cluster: Cluster) -> None:

@@ -32,7 +32,7 @@ NAMES = "abcde"
 SHARED = {"a": 80, "b": 81, "c": 80}
 """Services with one key, and their ports."""
 FATES = {
-    "PATCH": ["answered", "answered", "lost", "unanswered", "late", "late", "late"],
+    "PATCH": ["answered", "answered", "lost", "unanswered", "late", "late", "late", "refused"],
     "PUT": ["answered"] * 7 + ["lost", "unanswered", "late"],
     "POST": ["answered"],
 }
@@ -94,6 +94,8 @@ class Wire:
             self.late.append(lambda: self._arrives_late(method, path, body))
         answer = await self._arrive(method, path, body) if fate in {"answered", "unanswered"} else b""
         await self._world.meanwhile()
+        if fate == "refused":
+            raise ApiError(422, "Invalid", "an admission policy refuses it")
         if fate != "answered":
             raise UnreachableError(fate)
         return answer

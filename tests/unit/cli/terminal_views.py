@@ -40,7 +40,18 @@ from kroute.inspect.pod_routes import PodRouteList, PodRouteView
 from kroute.inspect.policies import IsolatedPod, PolicyGroup, PolicyGroupList, PolicyProblem
 from kroute.inspect.refusals import RefusedPacket, RefusedPacketList
 from kroute.inspect.snapshot import ProblemRow, RealServerRow, RealServerView, Snapshot, TrafficCounts, VirtualServerRow
-from kroute.inspect.status import PolicyCounts, Served, Severity, Source, State, Status, StatusProblem, with_problems
+from kroute.inspect.status import (
+    AddressFill,
+    AllocatorView,
+    PolicyCounts,
+    Served,
+    Severity,
+    Source,
+    State,
+    Status,
+    StatusProblem,
+    with_problems,
+)
 from kroute.migration.hand_over import HandOver
 from kroute.migration.leftovers import Leftovers, TableLeftovers
 from kroute.migration.take_over import Outcome
@@ -242,6 +253,9 @@ STATUS = with_problems(
             server="https://[2001:db8:1234:5678:9abc:def0:1234:5678]:6443",
         ),
         policies=PolicyCounts(123, 1),
+        allocator=AllocatorView(
+            "node1", is_here=True, waiting=12, addresses={"IPv4": AddressFill(254, 254), "IPv6": AddressFill(9, 65536)}
+        ),
     ),
     [
         StatusProblem(Severity.WARNING, LONG, "InvalidAnnotation", f"it is wrong for {IPV6}", "correct the Service"),

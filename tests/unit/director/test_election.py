@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.director.election import Election
+from kroute.director.election import RELEASE_WITHIN, Election
 from kroute.director.lease import Lease, LeaseLock, LeaseRole, LeaseSpec
 from kroute.director.settings import LeaseSettings, problem_with
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
 from tests.apiserver import ApiServer
+from tests.unit.watching import eventually
 from tests.virtual_time import virtual
 
 LEASE = LeaseSettings("kube-system", "kroute-director", duration=15, renew_deadline=10, retry_period=2)
@@ -256,6 +257,25 @@ async def test_a_lease_that_was_being_taken_at_the_stop_is_released(tmp_path: Pa
         assert candidates.lease["holderIdentity"] == "one"
         await one.release()
         assert candidates.lease["holderIdentity"] == ""
+
+
+@virtual()
+async def test_an_attempt_that_hangs_at_the_stop_is_given_up_and_with_it_the_lease(tmp_path: Path) -> None:
+    async with with_a_server(tmp_path) as candidates:
+        slow = LeaseSettings(duration=30, renew_deadline=60.0, retry_period=10.0)
+        one = candidates.candidate("one", slow)
+        electing = asyncio.create_task(one.run())
+        await eventually(lambda: one.role is LeaseRole.ACTIVE)
+        candidates.server.faults.add("delay", where="write", seconds=100)
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(slow.retry_period + 1)
+        began = loop.time()
+        electing.cancel()
+        with capture_logs() as logs:
+            await asyncio.wait([electing])
+        assert loop.time() - began <= RELEASE_WITHIN + 1
+        assert [line["event"] for line in logs] == ["lease.unreleased"]
+        assert one.role is LeaseRole.STANDBY
 
 
 async def test_of_two_that_take_an_expired_lease_one_gets_it(candidates: Candidates) -> None:

@@ -13,6 +13,7 @@ from kroute.base.histogram import Histogram
 from kroute.checks.running_proxies import Sign
 from kroute.firewall.sets import SetFill
 from kroute.inspect.policies import Enforced
+from kroute.inspect.status import AddressFill, AllocatorView
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.objects import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.addresses import Family
@@ -99,7 +100,8 @@ async def scraped(agent: Observed) -> dict[str, Series]:
 
 @pytest.fixture
 async def agent() -> Observed:
-    observed = Observed(policies(cluster.ingress(ports=[{"port": "http"}], name="clients")))
+    allocator = AllocatorView("node1", is_here=True, waiting=3, addresses={"IPv4": AddressFill(200, 254)})
+    observed = Observed(policies(cluster.ingress(ports=[{"port": "http"}], name="clients")), allocator)
     observed.broadcaster.publish([NodePlan(facts()), WEB])
     reals = {("10.1.0.1", 8080): RealServerState(1, 3, 4), ("10.1.0.2", 8080): RealServerState(0, 1, 0)}
     observed.kernel.table[KEY] = VirtualServerState(VirtualServerOptions(), reals)
@@ -162,6 +164,16 @@ async def test_how_other_nodes_pods_are_reached(agent: Observed, tmp_path: Path)
     agent.workers.optional.pod_routes = (await connected(new_node(tmp_path))).pod_routes
     found = (await scraped(agent))["kroute_pod_networks"]
     assert found == {("direct",): 2, ("tunnel",): 2, ("missing",): 0, ("left_out",): 0}
+
+
+async def test_who_gives_out_addresses_and_how_many_are_left(agent: Observed) -> None:
+    found = await scraped(agent)
+    assert (found["kroute_allocator"], found["kroute_load_balancer_services_waiting"]) == ({(): 1}, {(): 3})
+    assert found["kroute_load_balancer_addresses"] == {("IPv4",): 254}
+    assert found["kroute_load_balancer_addresses_in_use"] == {("IPv4",): 200}
+    found = await scraped(Observed(allocator=AllocatorView("node2")))
+    assert (found["kroute_allocator"], found["kroute_load_balancer_services_waiting"]) == ({(): 0}, {(): 0})
+    assert "kroute_load_balancer_addresses" not in found
 
 
 async def test_what_network_policies_refuse(agent: Observed) -> None:
