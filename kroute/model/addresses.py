@@ -1,5 +1,7 @@
 """Addresses as plans hold them: valid, and in canonical text, so that equal addresses are equal strings."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
@@ -83,6 +85,15 @@ def network(text: str) -> IPv4Network | IPv6Network:
     if "%" in text:
         raise ValueError(f"{text!r} is in a zone")
     return ip_network(text, strict=False)
+
+
+def networks(texts: Iterable[str]) -> list[IPv4Network | IPv6Network]:
+    """The networks among these texts."""
+    found = []
+    for text in texts:
+        with suppress(ValueError):
+            found.append(network(text))
+    return found
 
 
 def is_subnet_of(inner: IPv4Network | IPv6Network, outer: IPv4Network | IPv6Network) -> bool:

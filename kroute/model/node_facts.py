@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from kroute.model.addresses import Family, canonical, family_of
+from kroute.model.addresses import Family, canonical, family_of, networks
 from kroute.model.objects import ZONE_LABEL, Node
 from kroute.settings import PRIMARY, Settings
 
@@ -107,12 +107,14 @@ def node_facts(
     For each family the address is the first one in `settings.node_ips`, else the Node's first InternalIP, else its
     first ExternalIP. `interfaces.default` is used in two cases. One is that those give no address at all; a Node that
     names only one family has only that family. The other is that none of a family's named addresses is on the node:
-    then no route could have them as source, and after a DHCP lease has changed the Node object is out of date.
+    then no route could have them as source, and after a DHCP lease has changed the Node object is out of date. The
+    address of the bridge of the node's pods, which is the last one while its uplink is down, does not count.
     """
     named = _named(settings, node)
     own = interfaces.own or frozenset(named)  # without any address, nothing is known yet
     present = first_of_each_family(address for address in named if address in settings.node_ips or address in own)
-    default = first_of_each_family(interfaces.default)
+    pods = networks((node.spec.pod_cidrs if node else None) or ())
+    default = first_of_each_family(it for it in interfaces.default if not any(ip_address(it) in each for each in pods))
     first = {
         family: present.get(family) or default.get(family) or address
         for family, address in first_of_each_family(named).items()

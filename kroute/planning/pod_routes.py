@@ -14,7 +14,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 import msgspec
 
-from kroute.model.addresses import Family, family_of, is_subnet_of, network, unicast
+from kroute.model.addresses import Family, family_of, is_subnet_of, network, networks, unicast
 from kroute.model.node_facts import NodeFacts, first_of_each_family, written_addresses
 from kroute.model.objects import Applied, Change, Deleted, Listed, Node, ObjectKey
 from kroute.model.plan import Problem, quoted
@@ -62,7 +62,7 @@ class PodRouteCatalog:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._cluster = _parsed(settings.cluster_cidrs)
+        self._cluster = networks(settings.cluster_cidrs)
         self._nodes: dict[str, _KnownNode] = {}
         self._claims = _Claims()
         self._marked: dict[str, None] = {}
@@ -123,7 +123,7 @@ class PodRouteCatalog:
         else:
             self._nodes[name] = known
         is_other = known is not None and name != self._settings.node_name
-        claimed = list(filter(self._is_of_cluster, _parsed(known.pod_cidrs))) if known is not None and is_other else ()
+        claimed = list(filter(self._is_of_cluster, networks(known.pod_cidrs))) if known is not None and is_other else ()
         self._marked[name] = None
         # of equal claims the older Node's counts, so a Node's age matters, too
         for changed in {*self._claims.put(name, claimed), *self._claims.of(name)}:
@@ -179,7 +179,7 @@ class PodRouteCatalog:
         if not self._is_of_cluster(found):
             raise ValueError(f"is not in --cluster-cidr ({', '.join(self._settings.cluster_cidrs)})")
         ranges = (*self._settings.service_cidrs, *facts.api.service_ranges)
-        if any(map(found.overlaps, _parsed(ranges))):
+        if any(map(found.overlaps, networks(ranges))):
             raise ValueError(f"overlaps with the Service range ({', '.join(ranges)})")
         return found
 
@@ -202,7 +202,7 @@ class PodRouteCatalog:
         address = next((address for address in known.addresses if family_of(address) is family), None)
         if address is None:
             raise ValueError(f"cannot be reached: its Node has no {family} address")
-        parsed, believed = ip_address(address), _parsed(self._settings.node_address_ranges)
+        parsed, believed = ip_address(address), networks(self._settings.node_address_ranges)
         if address in facts.own:
             raise ValueError(f"cannot be reached: its Node claims {address}, which is this node's")
         if any(parsed in of_cluster for of_cluster in self._cluster):
@@ -266,7 +266,7 @@ def _surroundings(own: list[_Network], facts: NodeFacts) -> _Surroundings:
         ((subnet, interface) for subnet, interface in on_links if not any(map(subnet.overlaps, own))), key=str
     )
     needed = [
-        (it, "an address that this node needs") for it in _parsed(facts.interfaces.dns_servers | facts.api.servers)
+        (it, "an address that this node needs") for it in networks(facts.interfaces.dns_servers | facts.api.servers)
     ]
     taken = [
         *((it, "the network of this node's own pods") for it in own),
@@ -275,14 +275,3 @@ def _surroundings(own: list[_Network], facts: NodeFacts) -> _Surroundings:
     ]
     shortest: dict[int, int] = {it.version: max(0, it.prefixlen - LARGER) for it in own}
     return _Surroundings(shortest, tuple(subnet for subnet, _ in subnets if subnet.num_addresses > 1), tuple(taken))
-
-
-def _parsed(networks: Iterable[str]) -> list[_Network]:
-    """The networks among these texts."""
-    found = []
-    for text in networks:
-        try:
-            found.append(network(text))
-        except ValueError:
-            continue
-    return found

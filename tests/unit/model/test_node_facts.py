@@ -58,6 +58,12 @@ def test_without_any_other_source_the_default_addresses_count() -> None:
     assert found_of(node_facts(settings(), node(("Hostname", NODE)), by_default("10.7.7.7"))) == ("10.7.7.7", None)
 
 
+def test_an_address_of_the_pods_bridge_takes_the_place_of_no_address_that_has_gone() -> None:
+    seen = node(("InternalIP", "10.0.0.1"), ("InternalIP", "fd00::1"), pod_cidrs=("nonsense", "fd00:244::/64"))
+    found = node_facts(settings(), seen, NodeInterfaces(frozenset({"10.0.0.1"}), ("10.0.0.1", "fd00:244::1")))
+    assert found_of(found) == ("10.0.0.1", "fd00::1")
+
+
 def test_default_addresses_do_not_give_a_node_a_family_that_it_does_not_name() -> None:
     seen = node(("InternalIP", "10.0.0.1"))
     assert found_of(node_facts(settings(), seen, by_default("10.7.7.7", "fd00::7"))) == ("10.0.0.1", None)
