@@ -120,6 +120,8 @@ class PodRoutes(Controller):
 
     def accept_node(self, plan: NodePlan) -> None:
         if plan.whole is not None and plan.whole != self._facts:
+            if self._facts is not None and not {plan.whole.ipv4, plan.whole.ipv6} - {None} <= plan.whole.own:
+                return  # an uplink is down, which takes addresses along: what is right when it is up again stays
             self._facts, self._is_due = plan.whole, True
             self._connecting.catalog.set_node(plan.whole)
 
@@ -284,6 +286,7 @@ def configuration(networks: Iterable[str], mtu: int) -> str:
         "type": "bridge",
         "bridge": BRIDGE,
         "isGateway": True,
+        "forceAddress": True,  # else no pod is started where the network is another one than when the bridge was made
         "hairpinMode": True,
         "ipMasq": False,
         "mtu": mtu,

@@ -77,9 +77,9 @@ class Runtime:
         namespace = self._cluster.namespace(name)
         namespace.ip("link set lo up\n")
         result = self._added(namespace, self.configuration())
-        ip, ip6 = (it["address"].partition("/")[0] for it in sorted(result["ips"], key=lambda it: it["version"]))
+        of_version = {it["version"]: it["address"].partition("/")[0] for it in result["ips"]}
         [interface] = [it["name"] for it in result["interfaces"] if it["name"].startswith("veth")]
-        pod = Pod(name, self._node, interface, namespace, ip, ip6)
+        pod = Pod(name, self._node, interface, namespace, of_version.get("4", ""), of_version.get("6", ""))
         self._node.pods.append(pod)
         await pod.serve(http=http)
         return pod

@@ -24,6 +24,7 @@ from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.pod_network import FAR, GATEWAYS, PLACES, Runtime, in_two_subnets, routes_of
 from tests.lab.routers import BirdProcess
 from tests.lab.topology import POD_RANGE, POD_RANGE6
+from tests.lab.world import Family
 from tests.scenarios.conftest import FAMILIES
 from tests.scenarios.test_network_policies import Policies, described, hangs, reaches
 from tests.unit.planning.policies.cluster import ingress, namespace, pods_with
@@ -84,12 +85,12 @@ def forward_udp_alone(cluster: Cluster) -> None:
     cluster.client.run("nft", "add rule inet filter forward meta l4proto { 4, 41 } drop")
 
 
-async def all_reach_each_other(pods: Iterable[Pod]) -> None:
+async def all_reach_each_other(pods: Iterable[Pod], families: Iterable[Family] = FAMILIES) -> None:
     """Each pod gets an answer of each, which sees the caller's own address; large requests too."""
     pods = list(pods)
     for caller in pods:
         for called in pods:
-            for family in FAMILIES:
+            for family in families:
                 answer = await caller.http(family.of(called), PORT)
                 assert (answer.host, answer.peer) == (called.name, family.of(caller))
                 assert await caller.http_status(family.of(called), PORT, path="/" + "x" * LARGE) == 200

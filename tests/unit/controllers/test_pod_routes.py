@@ -144,6 +144,19 @@ async def test_a_link_that_comes_back_has_its_routes_at_once(tmp_path: Path) -> 
     assert node.kernel.pod_routes == ROUTES
 
 
+async def test_while_the_nodes_address_is_on_no_interface_nothing_changes(tmp_path: Path) -> None:
+    node = await started(new_node(tmp_path))
+    plan = own_plan(2)
+    assert plan.whole is not None
+    links = frozenset({("eth0", f"{NODE_IPV4}/24")})
+    without = NodeInterfaces(frozenset({NODE_IPV4}), (NODE_IPV4,), on_links=links)
+    await node.apply(msgspec.structs.replace(plan, whole=msgspec.structs.replace(plan.whole, interfaces=without)))
+    assert node.kernel.pod_routes == ROUTES
+    node.clients.pod_network.written.clear()
+    await node.apply(own_plan(3))
+    assert node.clients.pod_network.written == []
+
+
 async def test_a_refused_route_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
     node = new_node(tmp_path)
     node.kernel.refuse(of_network("10.244.1.0/24"), errno.ENETUNREACH)
