@@ -1,8 +1,8 @@
 """The flags of kube-router and kube-proxy. Each is translated, accepted, or refused with a reason.
 
-They are those of kube-router's pkg/options/options.go (2.11), and of cmd/kube-proxy/app/options.go,
-component-base/logs/api/v1 and klog (1.36). Many of kube-proxy's have a field of the same meaning in its configuration
-file, which kroute reads too: the reasons are those of its table.
+They are those of kube-router's pkg/options/options.go (2.11, and BFD's, which came later), and of
+cmd/kube-proxy/app/options.go, component-base/logs/api/v1 and klog (1.36). Many of kube-proxy's have a field of the same
+meaning in its configuration file, which kroute reads too: the reasons are those of its table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -186,6 +186,11 @@ def _unless(unset: str, name: str, default: str) -> Flag:
     )
 
 
+def _milliseconds(value: str) -> str:
+    return duration(f"{value}ms")
+
+
+_BFD_INTERVAL = "`--bfd-interval`, which is for both directions"
 _BGP: dict[str, Flag] = {
     **{name: switch([f"--{name}"], [], THE_SAME) for name in _SWITCHES},
     **{name: same(name) for name in _PEERS},
@@ -204,6 +209,11 @@ _BGP: dict[str, Flag] = {
         "false is `--bgp-graceful-restart-time 0s`. It is kube-router's default; kroute's is true",
     ),
     "bgp-graceful-restart-time": renamed("--bgp-graceful-restart-time", "1m30s", duration, becomes=THE_SAME),
+    "enable-bfd": switch(["--bfd"], [], "`--bfd`"),
+    "bfd-detection-multiplier": renamed("--bfd-multiplier", "3"),
+    "bfd-desired-min-tx-interval": renamed("--bfd-interval", "1000", _milliseconds, becomes=_BFD_INTERVAL),
+    "bfd-required-min-rx-interval": renamed("--bfd-interval", "1000", _milliseconds, becomes=_BFD_INTERVAL),
+    "bfd-port": no_meaning("BIRD has the port of RFC 5881", "3784"),
     "bgp-graceful-restart-deferral-time": no_meaning(_BIRD, "6m0s"),
     "gobgp-admin-address": refused(_BIRD, "127.0.0.1"),
     "gobgp-admin-port": refused(_BIRD, "50051"),
