@@ -29,7 +29,7 @@ class FakeBird:
 
     async def configure(self, text: str) -> None:
         if self.refuses and not self.away:
-            raise BirdError("BIRD refuses configure check: syntax error", is_refusal=True)
+            raise BirdError("BIRD refuses configure: syntax error", is_refusal=True)
         self.file = text
         self._answer()
         self.text = text

@@ -242,9 +242,10 @@ class Announcing(Controller):
     async def _note(self, announced: frozenset[str], now: float) -> None:
         """Note what routers learn by now, and when those that they no longer learn may be unbound."""
         before, self._told.announced = self._told.announced, announced
+        applied, unsettled = self.desired.applied, self.desired.unsettled
         for address in announced & self._leaving.keys():
             del self._leaving[address]
-        await self._note_applied(announced, True)
+        await self._note_applied(announced - applied.keys() | announced & unsettled.keys(), True)
         for address in self._leaving:
             self._leaving[address] = min(self._leaving[address], now + self.settings.withdraw_grace)
         log_changes(log, sorted(before - announced), lambda _: "vip.withdrawn", self._fields)
@@ -252,8 +253,7 @@ class Announcing(Controller):
 
     async def _note_applied(self, addresses: Iterable[str], value: Present | None) -> None:
         """Note that routers may send clients for these addresses, or do so no longer."""
-        applied, unsettled = self.desired.applied, self.desired.unsettled
-        async for batch in sliced([one for one in addresses if one in unsettled or applied.get(one) is not value]):
+        async for batch in sliced(list(addresses)):
             for address in batch:
                 self.desired.note_applied(address, value)
 
