@@ -45,16 +45,16 @@ conformance: ## run the Kubernetes end-to-end tests that concern a proxy, and wr
 	@scripts/setup lab
 	@KROUTE_LAB_THOROUGH=1 .venv/bin/python -m tests.conformance $(ARGS)
 
-bench: ## measure kroute, and write docs/performance.md (ONLY=headline, ONLY=datapath: a part; QUICK=1: a few minutes, no page)
+bench: ## measure kroute, and write docs/performance.md (ONLY=headline, datapath, announce: a part; QUICK=1: a few minutes, no page)
 	@scripts/setup bench
-	@$(if $(filter datapath,$(ONLY)),,.venv/bin/python -m bench $(if $(QUICK),--quick,--publish) $(if $(ONLY),--only $(ONLY)) $(ARGS))
-	@$(if $(filter datapath,$(ONLY)),.venv/bin/python -m bench.datapath --publish $(ARGS))
+	@.venv/bin/python -m $(if $(filter datapath announce,$(ONLY)),bench.$(ONLY) --publish,bench $(if $(QUICK),--quick,--publish) $(if $(ONLY),--only $(ONLY))) $(ARGS)
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.datapath --publish)
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.firewalls --publish)
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.unasked --publish)
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.outage --parts agent,servers --publish)
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.hashing --publish)
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.policies --publish)
+	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.announce --publish)
 
 lint: ## check style, types, the direction of imports, and the links of the pages
 	@scripts/setup unit

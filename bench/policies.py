@@ -23,7 +23,7 @@ from bench.phases.session import NO_RESYNCS, Session
 from bench.phases.start import moments
 from bench.place.node import RunnerError, node_under_test
 from bench.report import page
-from bench.report.spread import MIB, brief
+from bench.report.spread import mib_text, time_text
 from bench.run import circumstances
 from bench.scale.proxies import kube_router
 from bench.workload import NODE, NODE_ADDRESS, Object
@@ -252,13 +252,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     """A table of starts and changes, and one of connections; a column for each proxy."""
     found: Sequence[Figures] = list(result["proxies"].values())
     counts = " / ".join(f"{size:,}" for size in result["sizes"])
-    lines = [
-        (
-            f"Measured {result['when']} at `{result['commit']}`, Python {found[0]['python']}, on {found[0]['lab']},"
-            f" {result['cores']} of the host's cores; the host's load was {result['load_before']:.1f} before and"
-            f" {result['load_after']:.1f} after."
-        ),
-    ]
+    lines = [page.measured({**result, **found[0]})]
     head = f"{result['pods']:,} pods, {result['local']} on the node; {counts} policies"
     tables = {head: [*_starts(), *_changes(result["sizes"][-1])], f"with {counts} policies": _connections()}
     for title, rows in tables.items():
@@ -273,13 +267,13 @@ Row = tuple[str, Callable[[Figures], str]]
 
 def _starts() -> list[Row]:
     return [
-        ("start without network policies: process to all in the kernel", lambda it: _time(it["without"]["start"])),
-        ("its CPU", lambda it: _time(it["without"]["cpu"])),
-        ("start with them", lambda it: _each(it, lambda at: _time(at["start"]))),
-        ("its CPU", lambda it: _each(it, lambda at: _time(at["cpu"]))),
-        ("RSS without", lambda it: _mib(it["without"]["rss"])),
-        ("more with them", lambda it: _each(it, lambda at: _mib(at["rss"] - it["without"]["rss"]))),
-        ("at the peak", lambda it: _each(it, lambda at: _mib(at["rss_peak"] - it["without"]["rss_peak"]))),
+        ("start without network policies: process to all in the kernel", lambda it: time_text(it["without"]["start"])),
+        ("its CPU", lambda it: time_text(it["without"]["cpu"])),
+        ("start with them", lambda it: _each(it, lambda at: time_text(at["start"]))),
+        ("its CPU", lambda it: _each(it, lambda at: time_text(at["cpu"]))),
+        ("RSS without", lambda it: mib_text(it["without"]["rss"])),
+        ("more with them", lambda it: _each(it, lambda at: mib_text(at["rss"] - it["without"]["rss"]))),
+        ("at the peak", lambda it: _each(it, lambda at: mib_text(at["rss_peak"] - it["without"]["rss_peak"]))),
     ]
 
 
@@ -295,17 +289,17 @@ def _changes(policies: int) -> Iterator[Row]:
 
 
 def _change(figures: Figures, name: str, figure: str) -> str:
-    return _time(figures["changes"][name][figure]) if name in figures["changes"] else "-"
+    return time_text(figures["changes"][name][figure]) if name in figures["changes"] else "-"
 
 
 def _connections() -> Iterator[Row]:
     for way in CALLS:
         figures: dict[str, Callable[[Figures], str]] = {
-            f"{WAYS[way].title}: CPU of the node for a connection": lambda it: _time(it["connect"]["cpu"]),
+            f"{WAYS[way].title}: CPU of the node for a connection": lambda it: time_text(it["connect"]["cpu"]),
             "connections a second": lambda it: f"{1 / it['connect']['seconds']:,.0f}",
-            "p50 of connect": lambda it: _time(it["first"]["p50"]),
-            "p99 of connect": lambda it: _time(it["first"]["p99"]),
-            "CPU for a request on a kept connection": lambda it: _time(it["request"]["cpu"]),
+            "p50 of connect": lambda it: time_text(it["first"]["p50"]),
+            "p99 of connect": lambda it: time_text(it["first"]["p99"]),
+            "CPU for a request on a kept connection": lambda it: time_text(it["request"]["cpu"]),
         }
         for title, text in figures.items():
             yield title, lambda it, way=way, text=text: _each(it, lambda at: text(at["ways"][way]))  # type: ignore[misc]
@@ -314,15 +308,6 @@ def _connections() -> Iterator[Row]:
 def _each(figures: Figures, text: Callable[[Figures], str]) -> str:
     """A value for each number of policies."""
     return " / ".join(map(text, figures["with"].values()))
-
-
-def _time(seconds: float) -> str:
-    factor, unit = next(it for it in ((1, "s"), (1e3, "ms"), (1e6, "us")) if seconds * it[0] >= 1 or it[1] == "us")
-    return brief(seconds * factor, f" {unit}")
-
-
-def _mib(size: int) -> str:
-    return brief(size / MIB, " MiB")
 
 
 async def run(plan: Plan, services: int, proxies: Sequence[str]) -> AsyncIterator[dict[str, Figures]]:

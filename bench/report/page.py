@@ -28,14 +28,19 @@ def marks(name: str) -> tuple[str, str]:
 HEADLINE, FIGURES = marks("headline"), marks("figures")
 
 
+def measured(result: Result, of: str = "") -> str:
+    """When and where the result was measured; `of` says with what."""
+    return (
+        f"Measured {result['when']} at `{result['commit']}`{of}, Python {result['python']}, on"
+        f" {result['lab']}, {result['cores']} of the host's cores; the host's load was {result['load_before']:.1f}"
+        f" before and {result['load_after']:.1f} after."
+    )
+
+
 def circumstances(result: Result) -> str:
     """When and where the result was measured, and of what."""
     backends = " and ".join(dict.fromkeys(run["firewall"] for run in result["runs"]))
-    return (
-        f"Measured {result['when']} at `{result['commit']}` with {backends}, Python {result['python']}, on"
-        f" {result['lab']}, {result['cores']} of the host's cores; the host's load was {result['load_before']:.1f}"
-        f" before and {result['load_after']:.1f} after. Each figure is {how_many(result['runs'])}."
-    )
+    return f"{measured(result, f' with {backends}')} Each figure is {how_many(result['runs'])}."
 
 
 def headline_text(result: Result) -> str:

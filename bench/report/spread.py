@@ -14,6 +14,17 @@ def brief(value: float, unit: str) -> str:
     return (number + unit).rstrip()
 
 
+def time_text(seconds: float) -> str:
+    """The seconds in the unit that suits them."""
+    factor, unit = next(it for it in ((1, "s"), (1e3, "ms"), (1e6, "us")) if seconds * it[0] >= 1 or it[1] == "us")
+    return brief(seconds * factor, f" {unit}")
+
+
+def mib_text(size: int) -> str:
+    """The bytes in MiB."""
+    return brief(size / MIB, " MiB")
+
+
 Run = Mapping[str, Any]
 Value = Callable[[Run], float]
 

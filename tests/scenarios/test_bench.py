@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench import policies
+from bench import announce, policies
 from bench.datapath import measure
 from bench.datapath.ways import FLOORS, WAYS
 from bench.phases import start
@@ -108,6 +108,16 @@ async def test_every_way_of_a_packet_through_each_proxy_is_measured():
         for figures in node["ways"].values():
             assert figures["connect"]["seconds"] >= figures["first"]["p50"] > 0
             assert figures["request"]["seconds"] > 0
+    assert not agents_of_a_bench(), "one would burden every later test in this machine"
+
+
+@pytest.mark.nftables
+async def test_what_announcements_cost_is_measured():
+    result = await the_last_of(announce.run((3,), 1, changes=1, calm=0.1))
+    [figures] = result["sizes"].values()
+    assert 0 < figures["without"]["start"] < figures["with"]["start"]
+    assert figures["comes"] > 0 < figures["goes"]
+    assert "| VIPs announced | 3 |\n|---|---:|\n" in announce.markdown(result)
     assert not agents_of_a_bench(), "one would burden every later test in this machine"
 
 
