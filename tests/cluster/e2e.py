@@ -40,7 +40,7 @@ BY_KROUTE = (
     "settings.overlay=full",
     "settings.cluster-cidr={10.244.0.0/16,fd00:10:244::/48}",
 )
-"""Values of kroute's chart by which it connects pods."""
+"""Values of kroute's chart by which it connects pods. The page calls them `pod-network`."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,15 +58,17 @@ def main(arguments: Sequence[str]) -> int:
         print(said, file=sys.stderr)
         return 1
     families = DUAL_STACK[1:] if chosen.ipv6 else DUAL_STACK
+    by_kroute = BY_KROUTE if chosen.pod_network else ()
     if chosen.pod_network:
-        chosen.proxy, chosen.set = ["kroute"], [*chosen.set, *BY_KROUTE]
+        chosen.proxy = ["kroute"]
     with Cluster(NODES, families, beside=True, has_pod_network=not chosen.pod_network) as cluster:
         cluster.apply(*addons.dns(cluster.control.address, [DNS[families[0]]]))
         for proxy in chosen.proxy or ["kroute", f"{_KUBE_PROXY}:nftables"]:
             name, _, mode = proxy.partition(":")
             values = [] if name == _KUBE_PROXY else chosen.set
-            called = " ".join([name, mode, *values, *["IPv6 only"] * chosen.ipv6]).split()
-            with _installed(cluster, name, mode, values):
+            more = ["pod-network"] * chosen.pod_network + ["IPv6 only"] * chosen.ipv6
+            called = " ".join([name, mode, *values, *more]).split()
+            with _installed(cluster, name, mode, [*values, *by_kroute]):
                 _run(cluster, " ".join(called), chosen)
     return 0
 
