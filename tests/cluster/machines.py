@@ -138,7 +138,8 @@ class Cluster:
 
     `families` (4, 6) are those of all addresses, the primary one first. `server` is the URL of its API server. With
     `beside` the control plane is processes of the host, which a busy host slows down less than a machine. Without
-    `has_pod_network` nodes have neither a configuration of CNI nor routes to pods, and no node becomes ready by itself.
+    `has_pod_network` nodes have neither a configuration of CNI nor routes to pods, and no node becomes ready by itself;
+    the control plane, which is no node, has routes to all pods.
     """
 
     def __init__(
@@ -172,21 +173,24 @@ class Cluster:
         variables = {"BIN": f"{programs}:{containerd}/usr/bin:{containerd}/usr/sbin"}
 
         def host(
-            place: Place, memory: int, software: tuple[dict[str, str], dict[str, str]], store: str, *routes: str
+            place: Place,
+            memory: int,
+            software: tuple[dict[str, str], dict[str, str]],
+            store: str,
+            routes: Sequence[str],
         ) -> Host:
-            own = {**variables, "STORE": store}
-            to_pods = components.routes(place, places) if has_pod_network else []
-            return Host(place, memory, self.wire, own, software, [*to_pods, *routes])
+            return Host(place, memory, self.wire, {**variables, "STORE": store}, software, routes)
 
         memory = 0 if beside else CONTROL_MEMORY
-        by_node = components.routes_to_services(places[0])
-        self.control = host(control, memory, components.of_control_plane(control, self.credentials), "", *by_node)
+        by_nodes = [*components.routes(control, places), *components.routes_to_services(places[0])]
+        self.control = host(control, memory, components.of_control_plane(control, self.credentials), "", by_nodes)
         self.nodes = {
             it.name: host(
                 it,
                 NODE_MEMORY,
                 components.of_node(it, self.credentials, has_pod_network=has_pod_network),
                 str(store / "node"),
+                components.routes(it, places) if has_pod_network else (),
             )
             for it in places
         }

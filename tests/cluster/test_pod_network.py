@@ -27,6 +27,9 @@ def test_pods_of_all_nodes_are_connected_by_kroute_alone() -> None:
         cluster.wait_until("all nodes are ready", cluster.nodes_are_ready)
         web = Web.deployed(cluster)
         assert_addresses_are_of_their_nodes(cluster)
+        for name in web.names():
+            answer = cluster.kubectl("get", "--raw", f"/api/v1/namespaces/default/pods/{name}:8080/proxy/hostname")
+            assert answer == name, "the API server, too, reaches all pods"
         for node in cluster.nodes:
             for address in web.addresses:
                 url = f"http://[{address}]" if ":" in address else f"http://{address}"
