@@ -25,7 +25,8 @@ each case and the number of its run. What fails with kube-proxy as well is the c
 says so. The case that fails with IPv6 alone does so with kube-proxy's IPVS mode, too: with br_netfilter, which the
 pods' bridges need, [IPVS refuses IPv6 datagrams above the MTU](kernel-facts.md). The cases about NetworkPolicies have a
 table of their own, with the proxies that ran them. They call Services by one address, of the cluster's primary family:
-IPv4, unless the proxy's name says IPv6 only.
+IPv4, unless the proxy's name says IPv6 only. With `pod-network` kroute alone [connects the pods](pod-network.md), by
+tunnels between all nodes; in all other runs routes lead to the pods.
 """
 _POLICIES = re.compile("sig-network: Netpol ")
 
