@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from kroute.model.addresses import Family, canonical, family_of, networks
+from kroute.model.addresses import Family, canonical, family_of, networks, unicast
 from kroute.model.objects import ZONE_LABEL, Node
 from kroute.settings import PRIMARY, Settings
 
@@ -76,8 +76,9 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
     @property
     def of_pod_network(self) -> Self:
-        """The same without what the routes to pods change themselves."""
-        rest = self.interfaces._replace(gateways=frozenset(), subnet_edges=frozenset())
+        """The same without what the routes to pods change themselves, and the link-local addresses of pods' links."""
+        own = frozenset(filter(unicast, self.own))
+        rest = self.interfaces._replace(own=own, gateways=frozenset(), subnet_edges=frozenset())
         return msgspec.structs.replace(self, interfaces=rest)
 
     @property

@@ -123,6 +123,14 @@ def test_a_bare_node_object_and_nothing_else_gives_nothing() -> None:
     assert node_facts(settings(), Node(ObjectMeta(NODE))) == NodeFacts(NODE)
 
 
+def test_the_link_of_a_pod_is_no_news_for_the_routes_to_pods() -> None:
+    own, link_local = "192.168.123.250", "fe80::8419:1eff:fe5b:8d1"
+    seen = [NodeInterfaces(frozenset(addresses)) for addresses in ({own}, {own, link_local})]
+    before, after = (node_facts(settings(), None, interfaces) for interfaces in seen)
+    assert before != after
+    assert before.of_pod_network == after.of_pod_network
+
+
 @pytest.mark.parametrize(
     ("known", "ipv4", "ipv6"),
     [
