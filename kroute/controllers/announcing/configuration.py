@@ -140,6 +140,7 @@ def _channel(plan: SpeakerPlan, peer: Peer, family: Family) -> Iterator[str]:
     else:
         yield "    import none;"
     yield "    export all;" if peer.is_node else f"    export filter kroute_to_routers{short};"
-    if plan.is_next_hop_self and not peer.is_node:
-        yield "    next hop self;"
+    if not peer.is_node and (plan.is_next_hop_self or plan.cluster_id):
+        # Without a word BIRD would name itself: the session with the node that has announced it is not of one link.
+        yield f"    next hop {'self' if plan.is_next_hop_self else 'keep'};"
     yield "  };"

@@ -72,6 +72,15 @@ def test_nothing_is_learned_but_host_routes_of_nodes_by_a_reflector() -> None:
     assert "import filter" not in plain
 
 
+def test_routers_get_the_next_hop_of_what_a_reflector_passes_on() -> None:
+    """It is the node that has announced it; or by a setting the reflector."""
+    for changes, words in (({}, ["keep"] * 2), ({"is_next_hop_self": True}, ["self"] * 2), ({"cluster_id": ""}, [])):
+        text = configuration(msgspec.structs.replace(PLAN, **changes), ADDRESSES, {})
+        of_router, of_client = (section(text, f"protocol bgp 'kroute-{it.address}'") for it in (ROUTER, CLIENT))
+        assert [line for line in of_router if "next hop" in line] == [f"next hop {word};" for word in words]
+        assert not any("next hop" in line for line in of_client)
+
+
 def test_a_password_is_in_the_session_of_its_peer_only() -> None:
     text = configuration(PLAN, (), {"192.0.2.1": Secret("of one")})
     assert 'password "of one";' in section(text, "protocol bgp 'kroute-192.0.2.1'")
