@@ -97,11 +97,18 @@ SYSCTLS = (
     Row(IPV6_FORWARDING, "1", "packets of IPv6 pass between clients and pods", _serves_ipv6),
 )
 
+# A node takes no packet but a SYN for the first of a connection (ip_vs_proto_tcp.c, tcp_conn_schedule). With direct
+# return the node's own address is in no packet. So a connection goes on by any node whose scheduler chooses its pod.
+_SLOPPY_TCP = Row(
+    "net.ipv4.vs.sloppy_tcp", "1", "an open connection that a router moves to this node goes on to its pod"
+)
+
 
 def node_rows(settings: Settings) -> tuple[Row, ...]:
     """All rows for this node with these settings."""
     tracker = conntrack_rows(settings, os.cpu_count() or 1)
-    return (*SYSCTLS, _ipv6_of_the_link(settings.dummy_interface), *_estimation_rows(settings), *tracker)
+    direct = (_SLOPPY_TCP,) if settings.direct_return else ()
+    return (*SYSCTLS, *direct, _ipv6_of_the_link(settings.dummy_interface), *_estimation_rows(settings), *tracker)
 
 
 def _ipv6_of_the_link(interface: str) -> Row:

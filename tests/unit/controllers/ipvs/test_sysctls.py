@@ -69,6 +69,12 @@ async def test_a_kernel_whose_connection_table_has_one_size_lacks_nothing(tmp_pa
     assert [finding for finding in findings if FACTOR in str(finding)] == []
 
 
+async def test_connections_that_routers_move_are_taken_where_pods_answer_clients_themselves(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path, direct_return=True).start()
+    assert node.kernel.sysctls["net.ipv4.vs.sloppy_tcp"] == "1"
+    assert Ledger.open(tmp_path).sysctls["net.ipv4.vs.sloppy_tcp"].old == "0"
+
+
 async def test_arp_is_left_alone_without_strict_arp(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path, strict_arp=False).start()
     assert {name for name in Ledger.open(tmp_path).sysctls if "arp" in name} == set()
