@@ -28,14 +28,18 @@ class Load:
     """The results of calls.
 
     `answered` counts by answering host, `calls` counts answers by way, `ended` the calls of each caller, answered or
-    not. `failures` are sentences. `longest` is how many seconds the slowest answer took.
+    not. `failures` are sentences, and `lost` says when each of these calls began (time.monotonic). `longest` is how
+    many seconds the slowest answer took.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float = CALL_TIMEOUT) -> None:
+        self._timeout = timeout
+        self._underway = set[asyncio.Task[None]]()
         self.answered: Counter[str] = Counter()
         self.calls: Counter[Way] = Counter()
         self.ended: list[int] = []
         self.failures: list[str] = []
+        self.lost: list[float] = []
         self.longest = 0.0
 
     async def goes_on(self, calls: int) -> None:
@@ -47,6 +51,10 @@ class Load:
 
         await eventually(has_gone_on, within=60)
 
+    async def settles(self) -> None:
+        """Wait until the calls of `call_often` that are open now have ended."""
+        await asyncio.gather(*self._underway)
+
     async def keep_calling(self, caller: int, way: Way, pace: float) -> None:
         """Call repeatedly, `pace` seconds after each answer, until cancelled."""
         while True:
@@ -57,8 +65,9 @@ class Load:
         """Call once."""
         asked = time.monotonic()
         try:
-            answer = await way.client.http(way.address, way.port, timeout=CALL_TIMEOUT)
+            answer = await way.client.http(way.address, way.port, timeout=self._timeout)
         except OSError as error:
+            self.lost.append(asked)
             self.failures.append(f"{way.client} asked {way.address} {way.port}: {error!r}")
         else:
             self.answered[answer.host] += 1
@@ -68,7 +77,7 @@ class Load:
 
     async def call_often(self, ways: list[Way], per_second: int) -> None:
         """Begin so many calls a second, on one way after the other, until cancelled. A late machine omits some."""
-        begun, underway = time.monotonic(), set[asyncio.Task[None]]()
+        begun, underway = time.monotonic(), self._underway
         async with asyncio.TaskGroup() as calls:
             for way in itertools.cycle(ways):
                 if len(underway) < 2 * per_second:
@@ -93,9 +102,13 @@ async def constant_load(ways: Iterable[Way], pace: float = 0.2) -> AsyncIterator
 
 
 @contextlib.asynccontextmanager
-async def steady_load(ways: Iterable[Way], per_second: int) -> AsyncIterator[Load]:
+async def steady_load(
+    ways: Iterable[Way],
+    per_second: int,
+    timeout: float = CALL_TIMEOUT,  # noqa: ASYNC109  of each call
+) -> AsyncIterator[Load]:
     """Begin so many calls a second for the length of an `async with`. The calls that are open at its end are ended."""
-    load = Load()
+    load = Load(timeout)
     load.ended = [0]
     caller = asyncio.create_task(load.call_often(list(ways), per_second))
     try:
