@@ -7,14 +7,15 @@ were attempted, so that the first pods have them. At its end everything stays: p
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from socket import AF_INET, AF_INET6
 from typing import Any, NamedTuple, Protocol
 
 import structlog
 
 from kroute.kernel.clients import CniClient, EventSource, PodNetworkClient
-from kroute.kernel.errors import KernelError
+from kroute.kernel.digest import LastLook
+from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
 from kroute.kernel.netlink.message import address_family
 from kroute.kernel.pods.pod_routes import (
@@ -28,7 +29,6 @@ from kroute.kernel.pods.pod_routes import (
     SetPodRoute,
     SetRule,
     Tunnel,
-    is_tunnel,
 )
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Change
@@ -38,6 +38,7 @@ from kroute.reconcile.batch_writer import log_changes
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller, Shared
 from kroute.reconcile.desired_state import Delta, DesiredState
+from kroute.reconcile.resync_schedule import DigestPace
 from kroute.reconcile.standing_problems import StandingProblems
 from kroute.settings import OFF
 
@@ -95,8 +96,12 @@ class PodRoutes(Controller):
         self.routes: DesiredState[str, PodRoute] = DesiredState()
         self._facts: NodeFacts | None = None
         self._standing = StandingProblems(connecting.report, connecting.take_back)
-        self._refused: dict[str, Problem] = {}
+        self._refused: dict[str, Failure[PodRouteChange]] = {}
         """Of each route and tunnel that the kernel has refused."""
+        self._last = LastLook()
+        self._pace = DigestPace(shared.settings, self.status.counters)
+        self._rising: set[str] = set()
+        """Tunnels that were made or repaired, and that no event has shown up yet."""
         self._is_due = True
         """Whether CNI's file and the ports of tunnels are to be looked at."""
 
@@ -134,16 +139,33 @@ class PodRoutes(Controller):
 
     def notice(self, events: Sequence[Event]) -> None:
         """Notice that a link or an address has changed with which the kernel may have deleted routes of ours."""
-        newest = {event.interface: event for event in events if isinstance(event, LinkEvent)}
+        of_links = [event for event in events if isinstance(event, LinkEvent)]
         links = {interface for interface, _ in self._facts.interfaces.on_links} if self._facts is not None else set()
-        if any(
-            event.interface in links or (is_tunnel(event.interface) and not event.up) for event in newest.values()
-        ) or any(isinstance(event, AddressEvent) and event.interface in links for event in events):
+        if any(event.interface in links or self._is_lost(event) for event in of_links) or any(
+            isinstance(event, AddressEvent) and event.interface in links for event in events
+        ):
             self.resync_soon()
+
+    def _is_lost(self, event: LinkEvent) -> bool:
+        """Whether a tunnel was deleted or brought down by others; one that is made is down until it was seen up."""
+        link = event.interface
+        if event.up or event.gone:
+            self._rising.discard(link)
+        return not event.up and link in self.tunnels.desired_keys() and link not in self._rising
+
+    async def look(self) -> bool:
+        """Whether routes have changed. Of few nodes all is read; that tunnels are lost, events say."""
+        self._is_due = True
+        if self.status.counters.resync_cost <= self.settings.resync_period * self.settings.resync_budget:
+            return True
+        if not self._pace.is_due():
+            return False
+        return not self._last.is_same(await self._pace.take(self._network.digest()), (len(self.routes.applied),))
 
     async def read(self) -> Iterable[str]:
         """Read the kernel's routes and tunnels, and have CNI's file compared."""
         self._is_due = True
+        self._last.read(await self._pace.take(self._network.digest()))
         of_routes, of_tunnels = self.routes.resync(), self.tunnels.resync()
         routes, tunnels = await self._network.read()
         for network, route in routes.items():
@@ -166,7 +188,7 @@ class PodRoutes(Controller):
             await self._write_routes()
         own = {_CNI, _PORT, _RULES}
         of_nodes = (it for of_node in catalog.problems.values() for it in of_node)
-        self._standing.report([*of_nodes, *self._refused.values()], lambda it: it.subject not in own)
+        self._standing.report([*of_nodes, *_refusals(self._refused)], lambda it: it.subject not in own)
         if self._is_due and not own & self.status.waiting():
             self._is_due = False
             await self._attempt(_PORT, self._ensure_ports(self._facts), "Pods of other nodes are not reached.")
@@ -193,20 +215,21 @@ class PodRoutes(Controller):
         tunnels = [it for it in await self.tunnels.all_pending() if it.key not in waiting]
         routes = [it for it in await self.routes.all_pending() if it.key not in waiting]
         changes = [*map(_of_tunnel, tunnels), *map(_of_route, routes)]
-        refused = {_key(failure.change): str(failure) for failure in await self._network.write(changes)}
-        attempted = {_key(change) for change in changes}
-        self._refused = {key: it for key, it in self._refused.items() if key not in attempted}
-        self._refused |= {key: _refusal(key, sentence) for key, sentence in refused.items()}
+        self._rising |= {it.key for it in tunnels if it.desired is not None}
+        self._last.wrote()
+        refused = {_key(failure.change): failure for failure in await self._network.write(changes)}
         tunnels = [it for it in tunnels if it.key not in refused]
         for tunnel in tunnels:
             self.tunnels.note_applied(tunnel.key, tunnel.desired)
         routes = [it for it in routes if it.key not in refused]
         for route in routes:
             self.routes.note_applied(route.key, route.desired)
+        unsettled = {*self.tunnels.unsettled, *self.routes.unsettled}
+        self._refused = {key: it for key, it in (self._refused | refused).items() if key in unsettled}
         log_changes(log, tunnels, lambda it: "tunnel.made" if it.desired else "tunnel.deleted", _fields)
         log_changes(log, routes, lambda it: "pod_route.set" if it.desired else "pod_route.removed", _fields)
         self.status.wrote(len(tunnels) + len(routes))
-        self.status.refused(refused, ())
+        self.status.refused({key: str(failure) for key, failure in refused.items()}, ())
         await self._close_ports(it.applied for it in tunnels if it.applied is not None and it.desired is None)
         self._is_due = self._is_due or bool(tunnels)
 
@@ -351,9 +374,19 @@ def _port_of(tunnel: Tunnel) -> tuple[int, int]:
     return address_family(tunnel.remote), tunnel.port
 
 
-def _refusal(key: str, sentence: str) -> Problem:
-    """The problem of a route or tunnel that the kernel has refused."""
-    return Problem("PodRouteRefused", key, f"{sentence}. It is tried again. See docs/pod-network.md.")
+def _refusals(refused: Mapping[str, Failure[PodRouteChange]]) -> Iterator[Problem]:
+    """The problems of routes and tunnels that the kernel has refused: one of all that are refused for one reason.
+
+    A route whose tunnel is refused is none.
+    """
+    alike: dict[tuple[type[PodRouteChange], int], list[str]] = {}
+    for key, failure in refused.items():
+        if not (isinstance(failure.change, SetPodRoute) and failure.change.route.link in refused):
+            alike.setdefault((type(failure.change), failure.errno), []).append(key)
+    for keys in alike.values():
+        first, others = min(keys), f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
+        rest = f"{others}. It is tried again. See docs/pod-network.md."
+        yield Problem("PodRouteRefused", first, f"{refused[first]}{rest}")
 
 
 def _missing(what: str, delta: Delta[str, Tunnel] | Delta[str, PodRoute]) -> str:

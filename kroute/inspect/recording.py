@@ -331,7 +331,7 @@ class RecordingTunnels(Recording[clients.TunnelClient], reads=("steered", "has_r
         return []
 
 
-class RecordingPodNetwork(Recording[clients.PodNetworkClient], reads=("read", "rules", "mtu", "ports")):
+class RecordingPodNetwork(Recording[clients.PodNetworkClient], reads=("read", "digest", "rules", "mtu", "ports")):
     """Routes and tunnels to other nodes' pods."""
 
     async def write(self, changes: Sequence[PodRouteChange]) -> list[Failure[PodRouteChange]]:

@@ -222,6 +222,9 @@ class PodNetworkClient(Protocol):
     async def read(self) -> tuple[dict[str, PodRoute], dict[str, Tunnel]]:
         """Our routes by network, and our tunnels by link."""
 
+    async def digest(self) -> Digest:
+        """A digest of our routes, with their number."""
+
     async def rules(self) -> set[str]:
         """The networks of this node's pods for which there are rules."""
 

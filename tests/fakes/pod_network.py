@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Collection, Sequence
 
+from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.pods.pod_routes import (
     DeletePodRoute,
@@ -35,6 +36,9 @@ class FakePodNetwork(FakeClient):
 
     async def read(self) -> tuple[dict[str, PodRoute], dict[str, Tunnel]]:
         return dict(self.routes), dict(self.tunnels)
+
+    async def digest(self) -> Digest:
+        return Digest(hash(frozenset(self.routes.items())), (len(self.routes),))
 
     async def rules(self) -> set[str]:
         return set(self.kernel.pod_rules)

@@ -41,9 +41,15 @@ async def test_routes_by_another_node_are_read_back_changed_and_deleted(kernel: 
     assert (await kernel.read())[0] == routes
     again = [SetPodRoute(*it) for it in routes.items()]
     assert await kernel.write(again) == [Failure(it, errno.EEXIST) for it in again]
+    digest = await kernel.digest()
+    assert digest.counts == (2,)
+    assert await kernel.digest() == digest
+    run("ip route add 10.77.0.0/24 via 192.168.9.77")
+    assert await kernel.digest() == digest, "only ours count"
     other = {PODS: PodRoute(NODE, gateway="192.168.9.6"), PODS6: PodRoute(NODE6, gateway="fd99::6")}
     assert await kernel.write([SetPodRoute(*it, replaces=True) for it in other.items()]) == []
     assert (await kernel.read())[0] == other
+    assert (await kernel.digest()).checksum != digest.checksum
     for _ in range(2):
         assert await kernel.write([DeletePodRoute(PODS, PodRoute()), DeletePodRoute(PODS6, PodRoute())]) == []
         assert (await kernel.read())[0] == {}

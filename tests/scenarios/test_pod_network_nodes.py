@@ -95,7 +95,9 @@ async def test_what_becomes_of_links_costs_no_connection_and_no_tunnel_that_is_r
         node1 = here.cluster.node("node1")
         await here.start()
         near, *others = await here.pods()
-        streams = [await near.open_stream(family.of(other), PORT) for other in others for family in FAMILIES]
+        streams = [
+            await near.open_stream(family.of(other), PORT, patience=60) for other in others for family in FAMILIES
+        ]
         tunnels = tunnels_of(node1)
 
         async def all_go_on() -> None:
@@ -138,7 +140,9 @@ async def test_a_node_may_get_another_address_or_be_made_again(tmp_path: Path) -
         node1, _, far = here.cluster.nodes.values()
         await here.start()
         near, other, distant = await here.pods()
-        streams = [await near.open_stream(family.of(it), PORT) for it in (other, distant) for family in FAMILIES]
+        streams = [
+            await near.open_stream(family.of(it), PORT, patience=60) for it in (other, distant) for family in FAMILIES
+        ]
         far.namespace.ip(
             f"address delete {far.ip}/24 dev eth0\naddress delete {far.ip6}/64 dev eth0\n"
             f"address add 192.168.124.77/24 dev eth0\naddress add fd00:192:168:124::77/64 dev eth0 nodad\n"

@@ -23,7 +23,9 @@ from base64 import b32encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias
+from zlib import crc32
 
+from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Change, Failure, none_if_refused, raise_refusal
 from kroute.kernel.net.links import TUNNELS, encode_delete_link, encode_no_link_local, set_link
 from kroute.kernel.net.policy_routing import (
@@ -82,6 +84,7 @@ from kroute.kernel.netlink.rtnetlink import (
     RTM_NEWLINK,
     RTM_NEWROUTE,
     RTN_UNICAST,
+    interface_index,
     listing,
 )
 from kroute.kernel.pods.pod_network import (
@@ -105,6 +108,8 @@ PRIORITY = 32700
 """Of the rules that lead to it: before table main."""
 METRIC = 2048
 """Greater than those that programs and the kernel give by themselves."""
+MOST_LOOKED_UP = 64
+"""Links that are looked up one by one, and not by a list of all."""
 GUE_OVERHEAD = 12
 """Bytes of the headers of UDP and GUE."""
 OVERHEAD: Mapping[int, int] = {socket.AF_INET: 20, socket.AF_INET6: 40}
@@ -112,6 +117,7 @@ OVERHEAD: Mapping[int, int] = {socket.AF_INET: 20, socket.AF_INET6: 40}
 
 IFLA_IPTUN_REMOTE, IFLA_IPTUN_ENCAP_TYPE, IFLA_IPTUN_ENCAP_FLAGS, IFLA_IPTUN_ENCAP_DPORT = 3, 15, 16, 18
 TUNNEL_ENCAP_GUE, TUNNEL_ENCAP_FLAG_CSUM6 = 2, 2
+IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS = 29, 1 << 3
 FOU, FOU_CMD_ADD, FOU_CMD_DEL, FOU_CMD_GET = "fou", 1, 2, 3
 FOU_ATTR_PORT, FOU_ATTR_AF, FOU_ATTR_TYPE, FOU_ENCAP_GUE = 1, 2, 4, 2
 
@@ -221,9 +227,7 @@ class PodRoutes(NetlinkClient):
         names = dict(socket.if_nameindex())
         found: dict[str, PodRoute] = {}
         for family in _KINDS:
-            header = ROUTE_HEADER.pack(family, 0, 0, 0, 0, PROTOCOL, 0, RTN_UNICAST, 0)
-            query = message(RTM_GETROUTE, NLM_F_DUMP, header)
-            parsed = await self.netlink.request(query, lambda payload: _parse_route(payload, names))
+            parsed = await self.netlink.request(_listing(family), lambda payload: _parse_route(payload, names))
             found.update(parsed)  # a kernel without IPv6 answers with those of IPv4 again
         return found
 
@@ -241,7 +245,7 @@ class PodRoutes(NetlinkClient):
         found: dict[str, Tunnel] = {}
         for kind, _ in _KINDS.values():
             header = LINK_HEADER.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-            info = nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, kind))
+            info = nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, kind)) + u32(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS)
             found.update(await self.netlink.request(message(RTM_GETLINK, NLM_F_DUMP, header + info), _parse_tunnel))
         return found
 
@@ -256,7 +260,8 @@ class PodRoutes(NetlinkClient):
     async def write(self, changes: Sequence[PodRouteChange]) -> list[Failure[PodRouteChange]]:
         """Make the changes: tunnels, then routes, then what is deleted. A deletion of what is gone is no failure."""
         failures = await self._make([change for change in changes if isinstance(change, MakeTunnel)])
-        indexes = {name: index for index, name in socket.if_nameindex()}
+        routed = {it.route.link for it in changes if isinstance(it, SetPodRoute) and it.route.link}
+        indexes = _indexes(routed | {it.link for it in changes if isinstance(it, DeleteTunnel)})
         rest: list[PodRouteChange] = []
         for change in sorted(changes, key=lambda change: _ORDER.index(type(change))):
             if isinstance(change, SetPodRoute) and change.route.link and change.route.link not in indexes:
@@ -273,7 +278,7 @@ class PodRoutes(NetlinkClient):
         made: Sequence[PodRouteChange] = changes
         failures = await self.write_each(made, lambda change: _encode(change, {}))
         refused = {failure.change for failure in failures}
-        present = {name: index for index, name in socket.if_nameindex()}
+        present = _indexes({change.tunnel.link for change in changes})
         settings: list[bytes] = []
         for change in changes:
             index = present.get(change.tunnel.link)
@@ -319,6 +324,12 @@ class PodNetworkKernel:
     All raise KernelError.
     """
 
+    async def digest(self) -> Digest:
+        """A digest of our routes, with their number."""
+        async with PodRoutes() as client:
+            found = [it for family in _KINDS for it in await client.netlink.request(_listing(family), crc32)]
+        return Digest(hash(tuple(found)), (len(found),))
+
     async def read(self) -> tuple[dict[str, PodRoute], dict[str, Tunnel]]:
         """Our routes by network, and our tunnels by link."""
         async with PodRoutes() as client:
@@ -349,6 +360,19 @@ class PodNetworkKernel:
         """Have the kernel take packets of tunnels at this port, or not."""
         async with GuePorts() as client:
             await client.set_port(family, port, is_wanted=is_wanted)
+
+
+def _listing(family: int) -> bytes:
+    """The request for all routes of a family that are ours."""
+    header = ROUTE_HEADER.pack(family, 0, 0, 0, 0, PROTOCOL, 0, RTN_UNICAST, 0)
+    return message(RTM_GETROUTE, NLM_F_DUMP, header)
+
+
+def _indexes(names: Collection[str]) -> dict[str, int]:
+    """The indexes of these links that exist. All links are listed only for many."""
+    if len(names) > MOST_LOOKED_UP:
+        return {name: index for index, name in socket.if_nameindex()}
+    return {name: index for name in names if (index := interface_index(name)) is not None}
 
 
 def _encode(change: PodRouteChange, indexes: Mapping[str, int]) -> bytes:

@@ -16,6 +16,7 @@ from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Applied, Deleted, Listed, Node, ObjectKey
 from kroute.model.plan import NodePlan
 from kroute.planning.pod_routes import PodRouteCatalog
+from kroute.reconcile.resync_schedule import MOST_LOOKS
 from tests.builders import node as a_node
 from tests.fakes.node_kernel import FakeNodeKernel
 from tests.unit.fake_node import NODE_IPV4, NODE_IPV6, FakeNode
@@ -157,6 +158,45 @@ async def test_while_the_nodes_address_is_on_no_interface_nothing_changes(tmp_pa
     assert node.clients.pod_network.written == []
 
 
+async def test_tunnels_that_this_agent_makes_and_deletes_are_no_reason_to_read_all_of_them(tmp_path: Path) -> None:
+    node = await started(new_node(tmp_path))
+    resyncs = node.pod_routes.statistics().resyncs
+    node.kernel.emit(LinkEvent(False, TUNNEL.link, 7, False))
+    await node.settle()
+    node.kernel.emit(LinkEvent(False, TUNNEL.link, 7, True))
+    node.pod_routes.take_changes([Deleted(Node, FAR_NODE.key)])
+    await node.settle()
+    node.kernel.emit(LinkEvent(True, TUNNEL.link, 7, False))
+    await node.settle()
+    assert node.pod_routes.statistics().resyncs == resyncs
+
+
+async def test_a_tunnel_that_another_program_brings_down_is_repaired_at_once(tmp_path: Path) -> None:
+    node = await started(new_node(tmp_path))
+    node.kernel.emit(LinkEvent(False, TUNNEL.link, 7, True))
+    await node.settle()
+    node.kernel.pod_tunnels[TUNNEL.link] = TUNNEL._replace(is_up=False)
+    node.kernel.emit(LinkEvent(False, TUNNEL.link, 7, False))
+    await node.settle()
+    assert node.kernel.pod_tunnels[TUNNEL.link] == TUNNEL
+
+
+async def test_where_reading_all_is_too_much_a_digest_finds_what_others_change(tmp_path: Path) -> None:
+    node = await started(new_node(tmp_path, resync_budget=0.0))
+    resyncs = node.pod_routes.statistics().resyncs
+    node.pod_routes.take_changes([Applied(other(5, "192.168.123.15", "fd00:123::15"))])
+    for _ in range(MOST_LOOKS + 1):
+        await node.resync()
+    assert node.pod_routes.statistics().resyncs == resyncs
+    del node.kernel.pod_routes["10.244.2.0/24"]
+    for _ in range(MOST_LOOKS + 1):
+        await node.resync()
+    assert node.kernel.pod_routes.items() > ROUTES.items()
+    node.settings.cni_file.unlink()
+    await node.resync()
+    assert node.settings.cni_file.exists()
+
+
 async def test_a_refused_route_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
     node = new_node(tmp_path)
     node.kernel.refuse(of_network("10.244.1.0/24"), errno.ENETUNREACH)
@@ -169,6 +209,15 @@ async def test_a_refused_route_stops_no_other_and_is_tried_again(tmp_path: Path)
     node.kernel.accept_all()
     await node.resync()
     assert node.kernel.pod_routes == ROUTES
+    assert node.pod_routes.problems == []
+
+
+async def test_what_was_refused_is_forgotten_when_its_node_goes(tmp_path: Path) -> None:
+    node = new_node(tmp_path)
+    node.kernel.refuse(of_network("10.244.1.0/24"), errno.ENETUNREACH)
+    await started(node)
+    node.pod_routes.take_changes([Deleted(Node, NEAR_NODE.key)])
+    await node.settle()
     assert node.pod_routes.problems == []
 
 
@@ -199,7 +248,9 @@ async def test_a_kernel_without_udp_tunnels_is_said_and_pods_of_the_same_subnet_
     node.clients.pod_network.lacks_udp = True
     await started(node)
     assert set(node.kernel.pod_routes) == {"10.244.1.0/24", "fd00:244:0:1::/64"}
-    assert {(what, problem.reason) for what, problem in node.node_problems} == {("report", "PodRouteRefused")}
+    [(_, problem)] = node.node_problems
+    assert (problem.reason, problem.subject) == ("PodRouteRefused", min(node.pod_routes.tunnels.desired_keys()))
+    assert "(and 1 more)" in problem.message
     assert node.settings.cni_file.exists()
     node.clients.pod_network.lacks_udp = False
     await node.resync()
