@@ -30,7 +30,7 @@ _SYSCTLS = {
 
 _BIRD = """\
 log stderr all;
-router id {own};
+router id {id};
 protocol device {{ }}
 protocol bfd {{ interface "*" {{ interval 1 s; multiplier 5; }}; }}
 protocol kernel {{ merge paths on; ipv4 {{ export all; }}; }}
@@ -94,10 +94,10 @@ class BirdProcess:
         with self.log.open("ab") as log, self.host.namespace.inside():
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
-    def kill(self) -> None:
-        """Kill it, and wait for its end."""
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """End it by a signal, and wait for its end."""
         if self._process is not None:
-            self._process.kill()
+            self._process.send_signal(number)
             self._process.wait(ENDS_WITHIN)
             self._process = None
 
@@ -127,15 +127,18 @@ class BirdProcess:
 
 
 def bird_router(host: Host, nodes: Iterable[str], directory: Path, *, bfd: bool, password: str) -> Router:
-    """BIRD as router of the nodes with these addresses. `password`: of TCP MD5."""
+    """BIRD as router of the nodes with these addresses, all of one family. `password`: of TCP MD5."""
     more = ("bfd on; " if bfd else "") + (f'password "{password}"; ' if password else "")
     sessions = "\n".join(f"protocol bgp from node {{ neighbor {node} as {NODES_AS}; }}" for node in nodes)
+    own = host.ip6 if ":" in sessions else host.ip
     _route(host)
-    return BirdProcess.router(host, directory, _BIRD.format(own=host.ip, asn=ROUTER_AS, more=more, sessions=sessions))
+    return BirdProcess.router(
+        host, directory, _BIRD.format(id=host.ip, own=own, asn=ROUTER_AS, more=more, sessions=sessions)
+    )
 
 
 class FrrRouter:
-    """FRR as router of the nodes with these addresses. `password`: of TCP MD5."""
+    """FRR as router of the nodes with these addresses, all of one family. `password`: of TCP MD5."""
 
     def __init__(self, host: Host, nodes: Iterable[str], _directory: Path, *, bfd: bool, password: str) -> None:
         more = " neighbor nodes bfd 5 1000 1000\n" if bfd else ""

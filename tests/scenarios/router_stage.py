@@ -26,10 +26,9 @@ PLAIN, DIRECT = ("203.0.113.10", "2001:db8::10"), ("203.0.113.11", "2001:db8::11
 """The external addresses of two Services: by way of the node that is reached, and answered by pods themselves."""
 PLACES = {"BIRD": Place(61), "FRR": Place(62)}
 KINDS = {"BIRD": bird_router, "FRR": FrrRouter}
-TO_ROUTERS = (
-    *("--peer-router-ips", ",".join(place.ip for place in PLACES.values())),
-    *("--peer-router-asns", ",".join(str(ROUTER_AS) for _ in PLACES)),
-)
+_ASNS = ("--peer-router-asns", ",".join(str(ROUTER_AS) for _ in PLACES))
+TO_ROUTERS = ("--peer-router-ips", ",".join(place.ip for place in PLACES.values()), *_ASNS)
+TO_ROUTERS_OVER_IPV6 = ("--peer-router-ips", ",".join(place.ip6 for place in PLACES.values()), *_ASNS)
 FLAGS = ("--announce", "--advertise-external-ip")
 CALLS_PER_SECOND = 20
 CALL_TIMEOUT = 10.0
@@ -70,7 +69,7 @@ class Stage:
             for node in self.cluster.nodes.values():
                 node.namespace.ip(f"route add {network}{'' if ':' in network else '0'}/{length} via {via}\n")
         self.clients[name] = Host(f"behind-{name}", namespace, host.traffic, *(f"{it}2" for it in networks))
-        nodes = [place.ip for place in NODES.values()]
+        nodes = [place.ip6 if TO_ROUTERS_OVER_IPV6[1] in self._flags else place.ip for place in NODES.values()]
         self.routers[name] = KINDS[name](host, nodes, self.scratch / name, bfd=bfd, password=password)
 
     async def start(self, name: str, environment: Mapping[str, str] | None = None, *flags: str) -> None:
@@ -128,7 +127,8 @@ class Stage:
         """The states of BGP and of BFD of a node's sessions, by the router."""
         _, report = await ask_json(self.cluster.node(name), "show", "peers")
         states = {peer["address"]: (peer["state"], peer["bfd"]) for peer in report["items"]}
-        return {router: states[place.ip] for router, place in PLACES.items() if place.ip in states}
+        own = [(router, it) for router, place in PLACES.items() for it in (place.ip, place.ip6)]
+        return {router: states[address] for router, address in own if address in states}
 
     def load(self, addresses: Iterable[str]) -> AbstractAsyncContextManager[Load]:
         """Calls of all clients to these addresses."""

@@ -6,6 +6,7 @@ each. docs/routing.md has the figures.
 
 import base64
 import json
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +26,7 @@ from tests.scenarios.router_stage import (
     PLAIN,
     PORT,
     TO_ROUTERS,
+    TO_ROUTERS_OVER_IPV6,
     Stage,
     go_on,
     plain,
@@ -43,10 +45,10 @@ async def test_no_call_is_lost_while_kroute_and_bird_are_restarted_killed_and_up
 ) -> None:
     """Routers change nothing, so no open connection ends, either: another next hop would cost half of them.
 
-    0.1.0 knows nothing of BIRD, and says nothing to it.
+    0.1.0 knows nothing of BIRD, and says nothing to it. Nodes and routers speak over IPv6.
     """
     of_previous = releases.environment(PREVIOUS, tmp_path / "releases")
-    async with stage(tmp_path, *TO_ROUTERS) as here, here.load(PLAIN) as load:
+    async with stage(tmp_path, *TO_ROUTERS_OVER_IPV6) as here, here.load(PLAIN) as load:
         streams = await here.streams(PLAIN)
         agents, speaker = here.deployment.agents, here.speakers["node1"]
         assert await agents["node1"].terminate() == 0
@@ -74,7 +76,10 @@ async def test_no_call_is_lost_while_kroute_and_bird_are_restarted_killed_and_up
 async def test_a_drained_node_costs_no_call_and_no_connection_that_pods_answer_themselves(
     tmp_path: Path, record_property: Record
 ) -> None:
-    """The other nodes have never seen these connections: the client's hash leads each to its pod, which goes on."""
+    """The other nodes have never seen these connections: the client's hash leads each to its pod, which goes on.
+
+    A BIRD that withdraws all by SIGTERM moves connections, too.
+    """
     async with stage(tmp_path, *TO_ROUTERS) as here, here.load(DIRECT) as load:
         masqueraded, direct = await here.streams(PLAIN), await here.streams(DIRECT)
         assert reached(here.cluster.node("node1"), *here.clients.values()), "no connection is there to be moved"
@@ -90,6 +95,12 @@ async def test_a_drained_node_costs_no_call_and_no_connection_that_pods_answer_t
         await here.knows("node2", "node3")
         await go_on(load, *direct)
         await here.start("node1")
+        await here.knows(*NODES)
+        await go_on(load, *direct)
+        here.speakers["node3"].kill(signal.SIGTERM)
+        await here.knows("node1", "node2")
+        await go_on(load, *direct)
+        here.speakers["node3"].start()
         await here.knows(*NODES)
         await go_on(load, *direct)
         ended = sum(stream.failure is not None for stream in masqueraded)
