@@ -23,7 +23,7 @@ from kroute.cli.plan import changes_of
 from kroute.controllers.ipvs.sysctls import SYSCTLS
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled_on
 from kroute.firewall.nftables.names import TABLES
-from kroute.inspect import agent_socket, policies, shared_state, snapshot, status, support
+from kroute.inspect import agent_socket, peers, pod_routes, policies, shared_state, snapshot, status, support
 from kroute.kernel.iptables.tools import VARIANTS, save
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.nftables.client import Nftables
@@ -67,6 +67,9 @@ def agent_parts(settings: Settings) -> list[Part]:
         Part("checks.json", "what `kroute check` finds, with the traces of other proxies", check),
         Part("show.json", "virtual servers as planned, with the kernel's counts", partial(ask, snapshot.QUESTION)),
         Part("policies.json", "the pods that network policies isolate", partial(ask, policies.GROUPS)),
+        Part("peers.json", "the BGP sessions", partial(ask, peers.PEERS)),
+        Part("routes.json", "the addresses that are announced", partial(ask, peers.ROUTES)),
+        Part("pod-routes.json", "the ways to other nodes' pods", partial(ask, pod_routes.QUESTION)),
         Part("recent.jsonl", "the newest events of the agent's log", partial(lines, support.RECENT)),
         Part("plans.jsonl", "the plan of each Service", partial(lines, support.PLANS)),
         Part("services.jsonl", "the Services as the agent has read them", partial(lines, support.OBJECTS)),

@@ -139,7 +139,8 @@ async def test_the_bundle_has_every_part_or_its_reason(planted: list[str], tmp_p
     assert {
         *("version.json", "settings.json", "status.json", "checks.json", "show.json", "plans.jsonl", "services.jsonl"),
         *("shared.json", "statistics.json", "metrics.txt", "ledger.txt", "journal.txt", "recent.jsonl"),
-        *("policies.json", "kernel/version.txt", "kernel/sysctls.json", "kernel/conntrack.json"),
+        *("policies.json", "peers.json", "routes.json", "pod-routes.json"),
+        *("kernel/version.txt", "kernel/sysctls.json", "kernel/conntrack.json"),
     } <= files.keys() | {it["name"] for it in index["parts"] if "could not answer" in it["reason"]}
     assert json.loads(files["status.json"])["kind"] == "Status"
     [plan] = [it for it in map(json.loads, files["plans.jsonl"].splitlines()) if it.get("virtual_servers")]
