@@ -51,8 +51,9 @@ protocol bgp node {{
 """
 _WITHIN = 600.0
 _APART = 0.002
-CALM = 3.0
-"""Seconds between two changes, longer than `--withdraw-grace`: what is withdrawn is unbound after it."""
+CALM = 4.0
+"""Seconds between two changes, longer than `--withdraw-grace`: what is withdrawn is unbound after it. IPVS sums up its
+statistics every two seconds, so costs at rest are measured over a multiple of these."""
 
 
 class Router:
@@ -155,7 +156,7 @@ class _Measurement:
                 make(added)
                 taken[name].append(await self._router.reaches(address, is_reached=is_reached) - sent)
                 await asyncio.sleep(self._calm)
-        await self._session.calibrate(self._calm)
+        await self._session.calibrate(2 * count * self._calm)
         cpu, began = self._node.cpu(), time.monotonic()
         for _ in range(count):
             for _, make, _ in steps:
