@@ -15,6 +15,7 @@ from tests.lab.pod_network import FAR, GATEWAYS, Runtime
 from tests.scenarios.conftest import FAMILIES
 from tests.scenarios.test_pod_network import (
     CLUSTER_IPS,
+    LARGE,
     NODE_PORT,
     PORT,
     all_reach_each_other,
@@ -120,6 +121,9 @@ async def test_what_becomes_of_links_costs_no_connection_and_no_tunnel_that_is_r
         assert tunnels_of(node1) == made
         node1.namespace.ip("link set uplink mtu 1400\n")
         await eventually(partial(has_mtu, here.runtimes["node1"], 1360))
+        for other in others:
+            for family in FAMILIES:  # the pods' interfaces have the greater MTU of before
+                assert await near.http_status(family.of(other), PORT, path="/" + "x" * LARGE) == 200
         for stream in streams:
             await stream.close()
 

@@ -8,6 +8,7 @@ from socket import AF_INET, AF_INET6
 from typing import Any
 
 import msgspec
+import pytest
 
 from kroute.inspect.dry_run import dry_run
 from kroute.kernel.net.monitor import LinkEvent
@@ -36,9 +37,9 @@ ROUTES = {
 }
 
 
-def other(number: int, *addresses: str) -> Node:
+def other(number: int, *addresses: str, name: str = "") -> Node:
     networks = (f"10.244.{number}.0/24", f"fd00:244:0:{number}::/64")
-    return a_node(*(("InternalIP", it) for it in addresses), name=f"node{number}", pod_cidrs=networks)
+    return a_node(*(("InternalIP", it) for it in addresses), name=name or f"node{number}", pod_cidrs=networks)
 
 
 NEAR_NODE, FAR_NODE = other(1, NEAR, NEAR6), other(2, FAR, FAR6)
@@ -122,6 +123,25 @@ async def test_a_node_that_moves_into_the_subnet_has_its_routes_replaced(tmp_pat
     moved = PodRoute(NODE_IPV4, gateway="192.168.123.22")
     assert node.clients.pod_network.written[0] == SetPodRoute("10.244.2.0/24", moved, replaces=True)
     assert node.kernel.pod_tunnels == {TUNNEL6.link: TUNNEL6}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_nodes_that_exchange_their_networks_have_each_others_routes(tmp_path: Path, *, at_once: bool) -> None:
+    third = other(4, "192.168.123.14", "fd00:123::14")
+    node = await started(new_node(tmp_path), NEAR_NODE, FAR_NODE, third)
+    exchanged = other(1, "192.168.123.14", "fd00:123::14", name="node4"), other(4, NEAR, NEAR6, name="node1")
+    for after in exchanged:
+        node.pod_routes.take_changes([Applied(after)])
+        if not at_once:
+            await node.settle()
+    await node.settle()
+    assert node.kernel.pod_routes == ROUTES | {
+        "10.244.1.0/24": PodRoute(NODE_IPV4, gateway="192.168.123.14"),
+        "fd00:244:0:1::/64": PodRoute(NODE_IPV6, gateway="fd00:123::14"),
+        "10.244.4.0/24": PodRoute(NODE_IPV4, gateway=NEAR),
+        "fd00:244:0:4::/64": PodRoute(NODE_IPV6, gateway=NEAR6),
+    }
+    assert node.pod_routes.problems == []
 
 
 async def test_what_another_program_deletes_is_repaired(tmp_path: Path) -> None:
