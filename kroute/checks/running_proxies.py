@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from kroute.base.backoff import exhaustion
 from kroute.checks.other_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES
+from kroute.kernel.netlink.rtnetlink import interface_index
 from kroute.kernel.netlink.socket_diag import listening_ports
 
 CILIUM, ANTREA, CALICO = "Cilium", "Antrea", "Calico's eBPF data plane"
@@ -94,9 +95,8 @@ async def signs_of_life(*, ours: Collection[int] = (), processes: Path | None = 
     signs: list[Sign] = []
     open_ports = listening_ports()  # None: not known
     candidates = [listener for listener in LISTENERS if open_ports is None or listener.port in open_ports]
-    links = {name for _, name in socket.if_nameindex()} if candidates else set()
     for listener in candidates if candidates and _is_loopback_up() else ():
-        is_without_link = listener.links and links.isdisjoint(listener.links)
+        is_without_link = listener.links and not any(map(interface_index, listener.links))
         if listener.proxy in routers or listener.port in ours or is_without_link:
             continue
         for host in LOOPBACK:

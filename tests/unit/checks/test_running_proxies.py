@@ -95,6 +95,7 @@ async def test_a_port_counts_only_beside_the_link_of_its_data_plane(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     felix = Listener("Calico's eBPF data plane", 0, "health port", links=("no-such-link", "lo"))
+    monkeypatch.delattr(socket, "if_nameindex")  # there may be thousands
     async with answering(monkeypatch, felix, http("200 OK")):
         assert len(await signs_of_life(processes=tmp_path)) == 1
         monkeypatch.setattr(
