@@ -122,7 +122,14 @@ def schema() -> Schema:
                     }
                 ),
                 "dashboard": _closed({"enabled": _BOOLEAN, "labels": _TEXTS, "annotations": _TEXTS}),
-                "bird": _closed({"enabled": _BOOLEAN, "image": _closed(_IMAGE), **_daemonset()}),
+                "bird": _closed(
+                    {
+                        "enabled": _BOOLEAN,
+                        "image": _closed(_IMAGE),
+                        "capabilities": {"type": "array", "items": {"type": "string", "pattern": "^[A-Z_]+$"}},
+                        **_daemonset(),
+                    }
+                ),
                 **_daemonset(),
                 "priorityClassName": _NAME,
                 "nodeSelector": _TEXTS,

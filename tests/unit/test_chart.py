@@ -406,11 +406,13 @@ class TestBird:
         assert image({"repository": "mirror/bird", "digest": DIGEST}) == f"mirror/bird@{DIGEST}"
 
     def test_its_other_values_are_taken_as_they_are(self) -> None:
-        own = {"resources": {"limits": {"memory": "1Gi"}}, "updateStrategy": {"type": "OnDelete"}}
+        own: dict[str, Any] = {"resources": {"limits": {"memory": "1Gi"}}, "updateStrategy": {"type": "OnDelete"}}
+        own["capabilities"] = ["NET_ADMIN"]
         values = {"bird": own, "image": EVERY_VALUE["image"], "nodeSelector": {"pool": "web"}}
         spec = self.bird(values)["spec"]
         [container] = spec["template"]["spec"]["containers"]
         assert container["resources"]["limits"] == {"memory": "1Gi"}
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN"]}
         assert container["imagePullPolicy"] == "Always"
         assert spec["updateStrategy"] == {"type": "OnDelete"}
         assert spec["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]

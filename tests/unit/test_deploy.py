@@ -188,7 +188,8 @@ class TestPods:
         [proc_sys] = [it["value"] for it in container["env"] if it["name"] == "KROUTE_PROC_SYS"]
         assert mounts == {
             str(DEFAULTS.state_dir): str(DEFAULTS.state_dir),
-            **({it: it for it in ("/run/xtables.lock", str(DEFAULTS.bird_directory))} if undoes(pod) else {}),
+            str(DEFAULTS.bird_directory): str(DEFAULTS.bird_directory),
+            **({"/run/xtables.lock": "/run/xtables.lock"} if undoes(pod) else {}),
             "/lib/modules": "/lib/modules",
             f"{DEFAULTS.proc_sys}/net": f"{proc_sys}/net",
         }
@@ -339,7 +340,7 @@ class TestBird:
             assert container["resources"]["requests"].keys() == {"cpu", "memory"}
         [waiting], [main] = bird["initContainers"], bird["containers"]
         assert "add" not in waiting["securityContext"]["capabilities"]
-        assert main["securityContext"]["capabilities"]["add"] == ["NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW"]
+        assert main["securityContext"]["capabilities"]["add"] == ["NET_BIND_SERVICE", "NET_RAW"]
 
     def test_it_waits_for_what_kroute_writes_and_is_told_by_the_socket_that_kroute_uses(self, bird: Object) -> None:
         configuration, control = str(DEFAULTS.bird_configuration), str(DEFAULTS.bird_socket)
