@@ -17,20 +17,20 @@ from tests.lab.objects import Object
 from tests.lab.oci import configuration
 from tests.lab.places import PROJECT
 
-"""Where the kubelet mounts it. The usual /var/run is a link in the image."""
 PATIENCE = 600.0
 """Seconds for what a container is to say or do: only one that hangs takes so long."""
+_LINKS = {name: PROJECT / ".lab" / link for name, link in (("kroute", "image"), ("kroute-bird", "bird"))}
 
 
 class NoImageError(Exception):
     """The image's file system has not been built."""
 
 
-def image() -> Path:
-    """The file system of the image that scripts/image has built from `deploy/Dockerfile`. Raises NoImageError."""
-    root = (PROJECT / ".lab" / "image").resolve()
+def image(name: str = "kroute") -> Path:
+    """The file system of an image that scripts/image has built from `deploy/Dockerfile`. Raises NoImageError."""
+    root = _LINKS[name].resolve()
     if not root.is_dir():
-        raise NoImageError(f"no file system of the image in {root}: run scripts/setup test")
+        raise NoImageError(f"no file system of the image {name} in {root}: run scripts/setup test")
     return root
 
 
@@ -42,15 +42,15 @@ def package() -> Path:
     return path
 
 
-def image_configuration() -> Mapping[str, Any]:
-    """The image's own configuration (OCI): Env, User, Entrypoint, Labels …"""
-    configured: Mapping[str, Any] = json.loads((PROJECT / ".lab" / "image.json").read_text())
+def image_configuration(name: str = "kroute") -> Mapping[str, Any]:
+    """An image's own configuration (OCI): Env, User, Entrypoint, Labels …"""
+    configured: Mapping[str, Any] = json.loads(_LINKS[name].with_suffix(".json").read_text())
     return configured
 
 
-def image_environment() -> dict[str, str]:
-    """The variables that the image sets."""
-    return dict(it.split("=", 1) for it in image_configuration()["Env"])
+def image_environment(name: str) -> dict[str, str]:
+    """The variables that an image sets."""
+    return dict(it.split("=", 1) for it in image_configuration(name)["Env"])
 
 
 def image_user() -> tuple[int, int]:
@@ -70,6 +70,7 @@ class Container:
     security: Mapping[str, Any]
     volumes: tuple[Mapping[str, Any], ...]
     empty: tuple[str, ...] = field(default=())
+    image: str = "kroute"
 
     @classmethod
     def of(
@@ -99,6 +100,7 @@ class Container:
             if "hostPath" in kinds[it["name"]]
         ]
         assert pod["automountServiceAccountToken"] is False, "every container would have the token"
+        name = container["image"].partition(":")[0]
         volumes += [
             {"source": str(service_account), "target": it["mountPath"], "readOnly": True}
             for it in mounts
@@ -107,11 +109,12 @@ class Container:
         return cls(
             node=node,
             command=(*container["command"], *container.get("args", ())),
-            environment={**image_environment(), **_environment(node, container, config)},
-            capabilities=tuple(security["capabilities"]["add"]),
+            environment={**image_environment(name), **_environment(node, container, config)},
+            capabilities=tuple(security["capabilities"].get("add", ())),
             security=security,
             volumes=tuple(volumes),
-            empty=tuple(it["mountPath"] for it in mounts if "emptyDir" in kinds[it["name"]]),
+            empty=tuple(it["mountPath"] for it in mounts if {"emptyDir", "secret"} & kinds[it["name"]].keys()),
+            image=name,
         )
 
     def with_command(self, *command: str) -> "Container":
@@ -139,7 +142,7 @@ class Container:
         with self.node.namespace.inside(), log.open("wb") as output:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "tests.lab.container_init", bundle, image()),
+                    *(sys.executable, "-m", "tests.lab.container_init", bundle, image(self.image)),
                     *(*crun, "run", f"--bundle={bundle}", bundle.name),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,34 @@ from tests.apiserver.resources import TYPES
 from tests.lab import objects
 from tests.lab.api_server import PORT, ApiServer
 from tests.lab.cluster import Node
-from tests.lab.container import Container, RunningContainer, image_user
+from tests.lab.container import Container, RunningContainer, host_path, image_user
 from tests.lab.deployment import eventually, goes_on
-from tests.lab.manifests import KUSTOMIZE, granted, render, the
+from tests.lab.manifests import KUSTOMIZE, granted, render, the, with_component
 from tests.lab.objects import Object
 from tests.lab.other_proxies import Served, kube_proxy_leftovers, wiped
+from tests.lab.routers import BirdProcess
+from tests.lab.topology import CLIENT, NODES
 from tests.scenarios.conftest import FAMILIES, World
 
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
 EVERYTHING = {(it.group, it.plural, verb) for it in TYPES for verb in VERBS} | {
     ("networking.k8s.io", "servicecidrs", "list")
+}
+
+ROUTER = f"""
+log stderr all;
+router id {CLIENT.ip};
+protocol device {{ }}
+protocol bgp node1 {{
+  local {CLIENT.ip} as 65000; neighbor {NODES["node1"].ip} as 64512; connect delay time 1;
+  ipv4 {{ import all; export none; }}; ipv6 {{ import all; export none; }};
+}}
+"""
+ANNOUNCED = {
+    "KROUTE_ADVERTISE_CLUSTER_IP": "true",
+    "KROUTE_PEER_ROUTER_IPS": CLIENT.ip,
+    "KROUTE_PEER_ROUTER_ASNS": "65000",
 }
 
 
@@ -41,12 +59,28 @@ class Pods:
     hand_over: list[Object] = field(default_factory=lambda: render(KUSTOMIZE / "hand-over"))
 
     def kroute(self, node: Node) -> Container:
-        pod = the("DaemonSet", self.base)["spec"]["template"]["spec"]
+        pod = self.pod()
         [container] = pod["containers"]
         return Container.of(node, pod, container, config=self._config_map(), service_account=self.service_account)
 
+    def pod(self, daemonset: str = "kroute") -> Object:
+        spec: Object = the("DaemonSet", self.base, daemonset)["spec"]["template"]["spec"]
+        return spec
+
+    def announce(self, directory: Path) -> None:
+        """Have the component `announce`, with settings for the router outside."""
+        overlay = directory / "overlay"
+        overlay.mkdir()
+        self.base = with_component("announce", overlay)
+        self.config |= ANNOUNCED
+
+    def bird(self, node: Node, kind: str = "containers") -> Container:
+        pod = self.pod("kroute-bird")
+        [container] = pod[kind]
+        return Container.of(node, pod, container, config={})
+
     def module_loader(self, node: Node) -> Container:
-        pod = the("DaemonSet", self.base)["spec"]["template"]["spec"]
+        pod = self.pod()
         [container] = pod["initContainers"]
         return Container.of(node, pod, container, config={})
 
@@ -249,6 +283,104 @@ async def test_the_uninstaller_waits_for_an_agent_that_still_runs_by_being_start
     assert "node1 is not clean" in output
     assert await kroute.terminate() == 0
     await uninstalled(pods, node1)
+
+
+def probes(pods: Pods) -> list[list[str]]:
+    [bird] = pods.pod("kroute-bird")["containers"]
+    return [bird[name]["exec"]["command"] for name in ("livenessProbe", "readinessProbe")]
+
+
+async def leave(pods: Pods, bird: RunningContainer) -> None:
+    """End BIRD's container as the kubelet does."""
+    [described] = pods.pod("kroute-bird")["containers"]
+    await bird.execute(*described["lifecycle"]["preStop"]["exec"]["command"])
+    assert await bird.wait() == 0, bird.output()
+
+
+async def test_routers_keep_what_pods_announce_while_both_are_updated_and_lose_it_by_an_uninstallation(
+    world: World, pods: Pods, tmp_path: Path
+) -> None:
+    node1 = world.cluster.node("node1")
+    pods.announce(tmp_path)
+    shared = host_path(node1, {"path": "/run/bird", "type": "DirectoryOrCreate"})
+    router = BirdProcess.router(world.cluster.client, tmp_path / "router", ROUTER)
+
+    def knows(*next_hops: str) -> None:
+        expected = [
+            {NODES[name].ip6 if ":" in address else NODES[name].ip for name in next_hops} for address in CLUSTER_IPS
+        ]
+        assert [router.next_hops(address) for address in CLUSTER_IPS] == expected
+
+    def session() -> list[str]:
+        *_, line = router.ask("show", "protocols", "node1").splitlines()
+        return line.split()
+
+    def is_established() -> None:
+        assert session()[-1] == "Established"
+
+    try:
+        with as_they_were(node1):
+            waiting = pods.start(pods.bird(node1, "initContainers"))
+            kroute = pods.start(pods.kroute(node1))
+            assert waiting.running
+            await kroute.says("kroute.ready")
+            assert await waiting.wait() == 0
+            bird = pods.start(pods.bird(node1))
+            await eventually(partial(knows, "node1"), within=60)
+            for probe in probes(pods):
+                code, output = await bird.execute(*probe)
+                assert code == 0, output
+            code, findings = await kroute.execute("kroute", "check")
+            assert code == 0, findings
+
+            is_established()
+            before = session()
+            assert await kroute.terminate() == 0
+            kroute = pods.start(pods.kroute(node1))
+            await kroute.says("kroute.ready")
+            knows("node1")
+            assert session() == before, "BIRD's session was touched by an update of kroute"
+
+            await leave(pods, bird)
+            knows("node1")
+            bird = pods.start(pods.bird(node1))
+            await eventually(is_established, within=60)
+            knows("node1")
+
+            assert await kroute.terminate() == 0
+            knows("node1")
+            await uninstalled(pods, node1)
+            knows()
+            is_established()
+            await leave(pods, bird)
+            assert not list(shared.iterdir())
+    finally:
+        router.kill()
+
+
+async def test_bird_needs_each_capability_that_its_pod_has(world: World, pods: Pods, tmp_path: Path) -> None:
+    node1 = world.cluster.node("node1")
+    pods.announce(tmp_path)
+    pods.config["KROUTE_BFD"] = "true"
+    kroute = pods.start(pods.kroute(node1))
+    await kroute.says("kroute.ready")
+    bird = pods.bird(node1)
+    says = {"NET_BIND_SERVICE": "bind: Permission denied", "NET_RAW": "SO_PRIORITY: Operation not permitted"}
+    assert says.keys() == set(bird.capabilities)
+    for name, refusal in says.items():
+        lacking = pods.start(bird.without(name))
+        await lacking.says(refusal)
+        assert await lacking.terminate() == 0
+    assert await kroute.terminate() == 0
+    await uninstalled(pods, node1)
+
+
+async def test_a_pod_that_waits_for_kroute_ends_when_it_is_deleted(world: World, pods: Pods, tmp_path: Path) -> None:
+    node1 = world.cluster.node("node1")
+    pods.announce(tmp_path)
+    waiting = pods.start(pods.bird(node1, "initContainers"))
+    await eventually(partial(_holds_sigterm, waiting), within=60)
+    assert await waiting.terminate() != 0
 
 
 @pytest.mark.legacy
