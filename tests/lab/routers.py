@@ -173,7 +173,8 @@ def next_hops(router: Host, address: str, names: Mapping[str, str]) -> set[str]:
     """By whom a router's kernel sends packets to an address. `names` are by addresses, link-local ones among them."""
     family = "-6" if ":" in address else "-4"
     routes = json.loads(router.run("ip", family, "-j", "route", "show", "exact", address) or "[]")
-    return {names[hop["gateway"]] for route in routes for hop in route.get("nexthops", [route])}
+    hops = [hop for route in routes for hop in route.get("nexthops", [route])]
+    return {names.get(hop.get("gateway"), "nobody") for hop in hops}
 
 
 def _route(host: Host) -> None:
