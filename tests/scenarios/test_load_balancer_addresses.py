@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import objects
+from tests.lab.answers import ask_json
 from tests.lab.api_server import SERVICES, ApiServer
 from tests.lab.deployment import eventually
 from tests.lab.kroute_process import KrouteProcess
@@ -73,6 +74,15 @@ async def test_addresses_are_given_served_and_given_by_another_agent_when_the_fi
 
             await eventually(is_served)
     [holder] = allocators(running)
+
+    async def is_said_by_both() -> None:
+        for name in NODES:
+            _, status = await ask_json(world.cluster.node(name), "status")
+            fill = {"inUse": 1, "inRange": 2} if name == holder else None
+            said = status["allocator"]
+            assert (said["node"], said["isHere"], said["addresses"].get("IPv6")) == (holder, name == holder, fill)
+
+    await eventually(is_said_by_both, within=30)
     await running[holder].terminate()
     api.create(balanced("late", "10.254.0.77", "fd00:10:254::77"))
     await eventually(lambda: have(api, {"web": FIRST, "late": SECOND}), within=60)
