@@ -13,6 +13,7 @@ from tests.lab.hosts import Host
 from tests.lab.objects import endpoint_slices, service
 from tests.lab.world import FAMILIES
 from tests.scenarios.router_stage import PLAIN, PORT, TO_ROUTERS, plain, reached, stage
+from tests.scenarios.test_observation import scraped
 
 CALLS = 60
 """From each client to each address."""
@@ -56,10 +57,20 @@ def not_bound(*nodes: Node) -> None:
 
 async def test_a_hung_bird_does_not_keep_a_node_from_serving(tmp_path: Path) -> None:
     async with stage(tmp_path, *TO_ROUTERS) as here:
+        node1 = here.cluster.node("node1")
+        await eventually(partial(says_that_sessions_are_up, node1, expected=True), within=90)
         here.speakers["node1"].pause()
         other = service("other", "10.254.0.77", ports={"TCP": PORT})
         here.deployment.apply(other, *endpoint_slices("other", here.cluster.node("node2").pods, {"TCP": PORT}))
-        await eventually(partial(serves, here.cluster.node("node1"), "10.254.0.77"), within=30)
+        await eventually(partial(serves, node1, "10.254.0.77"), within=30)
+        await eventually(partial(says_that_sessions_are_up, node1, expected=False), within=90)
+
+
+def says_that_sessions_are_up(node: Node, *, expected: bool) -> None:
+    """Its metrics, for which BIRD is not asked."""
+    said = [value for (name, *_), value in scraped(node).items() if name == "kroute_bgp_session_up"]
+    assert said
+    assert all(value == expected for value in said)
 
 
 def serves(node: Host, address: str) -> None:
