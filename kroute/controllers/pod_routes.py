@@ -385,7 +385,9 @@ def _refusals(refused: Mapping[str, Failure[PodRouteChange]]) -> Iterator[Proble
             alike.setdefault((type(failure.change), failure.errno), []).append(key)
     for keys in alike.values():
         first, others = min(keys), f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
-        rest = f"{others}. It is tried again. See docs/pod-network.md."
+        of_tunnel = isinstance(refused[first].change, MakeTunnel)
+        check = "; `kroute check` says which modules are missing" if of_tunnel else ""
+        rest = f"{others}{check}. It is tried again. See docs/pod-network.md."
         yield Problem("PodRouteRefused", first, f"{refused[first]}{rest}")
 
 

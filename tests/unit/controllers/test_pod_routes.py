@@ -270,7 +270,7 @@ async def test_a_kernel_without_udp_tunnels_is_said_and_pods_of_the_same_subnet_
     assert set(node.kernel.pod_routes) == {"10.244.1.0/24", "fd00:244:0:1::/64"}
     [(_, problem)] = node.node_problems
     assert (problem.reason, problem.subject) == ("PodRouteRefused", min(node.pod_routes.tunnels.desired_keys()))
-    assert "(and 1 more)" in problem.message
+    assert "(and 1 more); `kroute check` says which modules are missing" in problem.message
     assert node.settings.cni_file.exists()
     node.clients.pod_network.lacks_udp = False
     await node.resync()
