@@ -88,16 +88,13 @@ from kroute.kernel.netlink.rtnetlink import (
     listing,
 )
 from kroute.kernel.pods.pod_network import (
-    CONF_RP_FILTER,
     IFLA_INFO_DATA,
     IFLA_IPTUN_FLAGS,
     IFLA_IPTUN_LOCAL,
     IFLA_IPTUN_PROTO,
     IFLA_MTU,
     IP6_TNL_F_IGN_ENCAP_LIMIT,
-    LOOSE,
     RT_TABLE_MAIN,
-    encode_conf,
 )
 
 PROTOCOL = 108
@@ -284,8 +281,7 @@ class PodRoutes(NetlinkClient):
             index = present.get(change.tunnel.link)
             if change in refused or index is None:
                 continue
-            settings += [encode_no_link_local(index), encode_conf(index, CONF_RP_FILTER, LOOSE)]
-            settings.append(set_link(index, flags=IFF_UP))
+            settings += [encode_no_link_local(index), set_link(index, flags=IFF_UP)]
         refused_settings = await self.netlink.transact(settings)
         tolerated = {errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.ENODEV}  # a kernel without IPv6; deleted meanwhile
         raise_refusal(refused_settings, "set up tunnels to other nodes", "trying again", tolerated)
