@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from tests.cluster import addons, proxies
+from tests.cluster import addons, announcements, proxies
 from tests.cluster.components import DNS, DUAL_STACK
 from tests.cluster.e2e_cases import ALONE, POLICIES, SETS, why_not_run
 from tests.cluster.e2e_report import FAILED, SKIPPED, Outcome, Run, read, results_of, section, title, with_section
@@ -52,22 +52,30 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--proxy", action="append", help="kroute, or kube-proxy:MODE; both, one after the other")
     parser.add_argument("--set", action="append", default=[], help="a value of kroute's chart, as helm takes it")
     parser.add_argument("--pod-network", action="store_true", help="with pods that kroute alone connects, by tunnels")
+    parser.add_argument("--load-balancers", action="store_true", help="with kroute's own, announced to a router")
     parser.add_argument("--ipv6", action="store_true", help="on a cluster that has IPv6 alone")
     chosen = parser.parse_args(arguments)
     if said := missing() or kubernetes.missing("e2e.test"):
         print(said, file=sys.stderr)
         return 1
     families = DUAL_STACK[1:] if chosen.ipv6 else DUAL_STACK
-    by_kroute = BY_KROUTE if chosen.pod_network else ()
-    if chosen.pod_network:
+    by_kroute = [*BY_KROUTE * chosen.pod_network, *announcements.VALUES * chosen.load_balancers]
+    if by_kroute:
         chosen.proxy = ["kroute"]
-    with Cluster(NODES, families, beside=True, has_pod_network=not chosen.pod_network) as cluster:
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(NODES, families, beside=True, has_pod_network=not chosen.pod_network))
+        if chosen.load_balancers:
+            stack.enter_context(announcements.router(cluster))
         cluster.apply(*addons.dns(cluster.control.address, [DNS[families[0]]]))
         for proxy in chosen.proxy or ["kroute", f"{_KUBE_PROXY}:nftables"]:
             name, _, mode = proxy.partition(":")
             values = [] if name == _KUBE_PROXY else chosen.set
-            more = ["pod-network"] * chosen.pod_network + ["IPv6 only"] * chosen.ipv6
-            called = " ".join([name, mode, *values, *more]).split()
+            more = {
+                "pod-network": chosen.pod_network,
+                "load balancers": chosen.load_balancers,
+                "IPv6 only": chosen.ipv6,
+            }
+            called = " ".join([name, mode, *values, *(word for word, is_so in more.items() if is_so)]).split()
             with _installed(cluster, name, mode, [*values, *by_kroute]):
                 _run(cluster, " ".join(called), chosen)
     return 0
@@ -77,7 +85,7 @@ def _run(cluster: Cluster, proxy: str, chosen: argparse.Namespace) -> None:
     """Run what was chosen with the proxy that is called so, and write what comes of it to the page as it comes."""
     found = results_of(PAGE.read_text()).items() if chosen.rest else ()
     before = {case: outcome for (by, case), (outcome, _) in found if by == proxy}
-    suite = Suite(cluster, leftovers() / "e2e" / f"{time.time_ns()}")
+    suite = Suite(cluster, leftovers() / "e2e" / f"{time.time_ns()}", has_load_balancers=chosen.load_balancers)
     cases = [case for case in suite.cases(chosen.sets or SETS.keys() - {POLICIES}) if re.search(chosen.only, case)]
     failed = {case for case in cases if title(case) in before and before[title(case)].status == FAILED}
     wanted = [case for case in cases if title(case) not in before or case in failed]
@@ -115,9 +123,10 @@ def _installed(cluster: Cluster, name: str, mode: str, values: Sequence[str]) ->
 class Suite:
     """`e2e.test` beside the nodes of a cluster; its files in `directory`."""
 
-    def __init__(self, cluster: Cluster, directory: Path) -> None:
+    def __init__(self, cluster: Cluster, directory: Path, *, has_load_balancers: bool = False) -> None:
         self._cluster = cluster
         self._directory = directory
+        self._has_load_balancers = has_load_balancers
 
     def cases(self, sets: Collection[str]) -> list[str]:
         """The names of the cases of these sets, as the program knows them."""
@@ -144,7 +153,8 @@ class Suite:
             yield self._portion(f"alone-{number}", [case])
 
     def _why_not_run(self, case: str) -> str:
-        return why_not_run(case, self._cluster.control.place.families)
+        families = self._cluster.control.place.families
+        return why_not_run(case, families, has_load_balancers=self._has_load_balancers)
 
     def _portion(self, name: str, cases: Sequence[str]) -> dict[str, Outcome]:
         """Run cases in one program; returns what became of each, but for those that did not come to an end."""

@@ -27,7 +27,7 @@ POLICIES = "policies"
 """The set that runs only if it is named: not every proxy enforces NetworkPolicies, and kroute does so by a setting."""
 
 NOT_RUN = {
-    r"\[Feature:(LoadBalancer)\]": "needs a cloud's load balancers",
+    r"load balancer cleanup finalizer": "about a cloud's controller itself",
     r"\[Provider:GCE\]|\[Feature:Networking-(IPv4|IPv6|DNS|Performance)\]": "needs the Internet",
     r"\[Disruptive\]|\[Feature:KubeProxyDaemonSet": "restarts parts of the cluster by ssh",
     r"\[Feature:KubeProxyNFAcct\]|KubeProxy should set TCP CLOSE_WAIT": "about kube-proxy itself",
@@ -40,8 +40,10 @@ ALONE = re.compile(r"\[Serial\]|Service endpoints latency|\[Feature:SCTPConnecti
 """Cases beside which no other runs."""
 
 
-def why_not_run(case: str, families: Sequence[int] = DUAL_STACK) -> str:
+def why_not_run(case: str, families: Sequence[int] = DUAL_STACK, *, has_load_balancers: bool = False) -> str:
     """The reason on a cluster with these families; empty for a case that is run."""
+    if "[Feature:LoadBalancer]" in case and not has_load_balancers:
+        return "needs load balancers"
     if "[Feature:IPv6DualStack]" in case and len(families) < len(DUAL_STACK):
         return "needs both families"
     return next((reason for pattern, reason in NOT_RUN.items() if re.search(pattern, case)), "")

@@ -137,12 +137,19 @@ def test_a_case_of_both_families_is_not_run_on_a_cluster_with_one() -> None:
     assert (why_not_run(case), why_not_run(case, (6,))) == ("", "needs both families")
 
 
+def test_cases_about_load_balancers_run_where_there_are_some() -> None:
+    case = "[sig-network] LoadBalancers [Feature:LoadBalancer] should {} [Slow]"
+    assert why_not_run(case.format("work"), has_load_balancers=True) == ""
+    finalizer = case.format("handle load balancer cleanup finalizer for service")
+    assert why_not_run(finalizer, has_load_balancers=True) == "about a cloud's controller itself"
+
+
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
         ("[sig-network] Services should serve a basic endpoint from pods [Conformance]", ""),
         ("[sig-network] Netpol NetworkPolicy should support allow-all policy [Feature:NetworkPolicy]", ""),
-        ("[sig-network] LoadBalancers [Feature:LoadBalancer] should work [Slow]", "needs a cloud's load balancers"),
+        ("[sig-network] LoadBalancers [Feature:LoadBalancer] should work [Slow]", "needs load balancers"),
         (
             "[sig-network] Services should work after restarting kube-proxy [Disruptive]",
             NOT_RUN[r"\[Disruptive\]|\[Feature:KubeProxyDaemonSet"],
