@@ -184,7 +184,8 @@ class HealthCheckServer(BriefHttpServer):
 
     The status is 200 when the Service has ready endpoints on this node and the proxy is `healthy`, else 503. The weight
     header and the body say how many endpoints there are. Only endpoints of the family over which the load balancer asks
-    count, as with kube-proxy since 1.36 (kubernetes/kubernetes#137370): it sends clients over that family.
+    count, as with kube-proxy since 1.36 (kubernetes/kubernetes#137370): it sends clients over that family. Of a Service
+    without this family those of the other one count, as before 1.36: Kubernetes' own tests ask at all node addresses.
     """
 
     def __init__(self, checked_at: CheckedAt, healthy: Callable[[], bool]) -> None:
@@ -196,7 +197,8 @@ class HealthCheckServer(BriefHttpServer):
         if (checked := self._checked_at(request.port)) is None:
             return Response(HTTPStatus.SERVICE_UNAVAILABLE)
         (key, check), is_healthy = checked, self._healthy()
-        local_endpoints = check.local_endpoints.get(request.family, 0)
+        of_families = check.local_endpoints
+        local_endpoints = of_families.get(request.family, max(of_families.values(), default=0))
         body = {
             "service": {"namespace": key.namespace, "name": key.name},
             "localEndpoints": local_endpoints,

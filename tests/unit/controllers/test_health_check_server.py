@@ -71,11 +71,12 @@ async def test_what_a_load_balancer_is_told(
     [
         ({Family.IPV4: 2, Family.IPV6: 0}, [(200, 2), (503, 0)]),
         ({Family.IPV4: 0, Family.IPV6: 1}, [(503, 0), (200, 1)]),
-        ({Family.IPV6: 1}, [(503, 0), (200, 1)]),
+        ({Family.IPV6: 1}, [(200, 1), (200, 1)]),
+        ({Family.IPV4: 0}, [(503, 0), (503, 0)]),
     ],
-    ids=["IPv4 here", "IPv6 here", "no IPv4 at all"],
+    ids=["IPv4 here", "IPv6 here", "no IPv4 at all", "no IPv6 at all"],
 )
-async def test_one_socket_tells_each_family_of_its_own_endpoints(
+async def test_one_socket_tells_each_family_that_the_service_has_of_its_own_endpoints(
     node: Node, local_endpoints: dict[Family, int], expected: list[tuple[int, int]]
 ) -> None:
     node.local_endpoints = local_endpoints
