@@ -28,6 +28,7 @@ POLICIES = "policies"
 
 NOT_RUN = {
     r"load balancer cleanup finalizer": "about a cloud's controller itself",
+    r"switch session affinity for LoadBalancer service with Local": "needs a load balancer that knows session affinity",
     r"\[Provider:GCE\]|\[Feature:Networking-(IPv4|IPv6|DNS|Performance)\]": "needs the Internet",
     r"\[Disruptive\]|\[Feature:KubeProxyDaemonSet": "restarts parts of the cluster by ssh",
     r"\[Feature:KubeProxyNFAcct\]|KubeProxy should set TCP CLOSE_WAIT": "about kube-proxy itself",
