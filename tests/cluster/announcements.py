@@ -8,13 +8,14 @@ from tests.lab.hosts import Host
 from tests.lab.routers import BirdProcess
 from tests.lab.traffic import Traffic
 
+RANGES = ("192.0.2.64/26", "2001:db8:2::40/122")
 VALUES = (
     "settings.announce=true",
     "settings.advertise-loadbalancer-ip=true",
     "settings.peer-router-ips=192.168.77.1",
     "settings.peer-router-asns=65000",
     "settings.allocate-load-balancer-ips=true",
-    "settings.loadbalancer-ip-range={192.0.2.64/26,2001:db8:2::40/122}",
+    f"settings.loadbalancer-ip-range={{{','.join(RANGES)}}}",
 )
 """Values of kroute's chart for this router."""
 OUTSIDE = {4: "203.0.113.1", 6: "2001:db8:113::1"}
@@ -36,8 +37,9 @@ def router(cluster: Cluster) -> Iterator[BirdProcess]:
         for family, address in OUTSIDE.items()
     ]
     text = "\n".join(["log stderr all;", f"router id {own[0]};", "protocol device { }", *kernel, *sessions])
-    for address in OUTSIDE.values():
+    for address, network in zip(OUTSIDE.values(), RANGES, strict=True):
         cluster.run("ip", "address", "add", address, "dev", "lo")
+        cluster.run("ip", "route", "add", network, "dev", "lo")  # loses what no node announces
     traffic = Traffic()
     process = BirdProcess.router(Host("router", cluster.wire, traffic, *own), cluster.directory / "router", f"{text}\n")
     try:
