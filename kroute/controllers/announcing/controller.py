@@ -231,6 +231,7 @@ class Announcing(Controller):
             await self._speaking.bird.configure(text)
         except BirdError as error:
             self._failed(error)
+            self.status.refused({_BIRD: str(error)}, ())
             if not error.is_refusal:
                 await self._note_applied(addresses, True)  # it may start and find the text at any time
             return False
@@ -288,7 +289,6 @@ class Announcing(Controller):
         reason = "BirdRefuses" if error.is_refusal else "BirdUnreachable"
         consequence = "routers keep what they have learned for as long as BGP lets them, and learn nothing new"
         problem = Problem(reason, _BIRD, f"{error}. All is served, but {consequence}. See docs/routing.md.")
-        self.status.refused({_BIRD: str(error)}, ())
         self._standing.report([problem], lambda known: known.subject == _BIRD)
 
     def _is_unannounced(self, plan: Revision) -> bool:

@@ -299,3 +299,15 @@ async def test_a_node_that_is_handed_over_announces_nothing(tmp_path: Path) -> N
     report = await node.wiring.hand_over([], keep_interface=True)
     assert not node.settings.bird_configuration.exists()
     assert report.failed == []
+
+
+async def test_looks_for_a_bird_that_waits_for_its_configuration_do_not_put_that_off(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, announce=True, **ROUTER)
+    node.bird.away = True
+    announcing_of(node).take_changes([Applied(own_node())])
+    await node.start(serving("web", 1))
+    for _ in range(8):
+        await node.resync()
+    announcing_of(node).take_changes([Applied(OTHER_NODE), Listed(Node)])
+    await node.settle()
+    assert announced_in(node.bird.file or "") == [VIP]
