@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import structlog
 
 from kroute.kernel.clients import CniClient, EventSource, PodNetworkClient
+from kroute.kernel.cni import PodsBridge
 from kroute.kernel.digest import LastLook
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
@@ -44,8 +45,8 @@ from kroute.settings import OFF
 
 log = structlog.get_logger(__name__)
 
-BRIDGE = "kroute-pods"
-"""The name of the bridge of this node's pods, which the plugin makes."""
+BRIDGE = PodsBridge("kroute-pods", "kroute")
+"""The bridge of this node's pods, which the plugin makes, and their network, where there are none of kube-router's."""
 _CNI, _PORT, _RULES = "CNI", "the port of tunnels", "routing rules for pods"
 _LEAST_MTU: dict[int, int] = {AF_INET: 576, AF_INET6: 1280}
 
@@ -276,7 +277,8 @@ class PodRoutes(Controller):
         """Write CNI's file if this node has networks for pods, and it differs."""
         if not self._connecting.catalog.own:
             return
-        text = configuration(self._connecting.catalog.own, await self._pods_mtu(facts))
+        pods = self._connecting.cni.bridge_in_use() or BRIDGE
+        text = configuration(self._connecting.catalog.own, await self._pods_mtu(facts), pods)
         if text != self._connecting.cni.read():
             self._connecting.cni.write(text)
             self.status.wrote(1)
@@ -301,13 +303,13 @@ class PodRoutes(Controller):
         return max(found, *(_LEAST_MTU[family] for family in families))
 
 
-def configuration(networks: Iterable[str], mtu: int) -> str:
+def configuration(networks: Iterable[str], mtu: int, pods: PodsBridge = BRIDGE) -> str:
     """CNI's configuration for pods with addresses from these networks."""
     networks = list(networks)
     default: dict[int, str] = {AF_INET: "0.0.0.0/0", AF_INET6: "::/0"}
     bridge = {
         "type": "bridge",
-        "bridge": BRIDGE,
+        "bridge": pods.bridge,
         "isGateway": True,
         "forceAddress": True,  # else no pod is started where the network is another one than when the bridge was made
         "hairpinMode": True,
@@ -320,7 +322,7 @@ def configuration(networks: Iterable[str], mtu: int) -> str:
         },
     }
     portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
-    return json.dumps({"cniVersion": "0.4.0", "name": "kroute", "plugins": [bridge, portmap]}, indent=1) + "\n"
+    return json.dumps({"cniVersion": "0.4.0", "name": pods.network, "plugins": [bridge, portmap]}, indent=1) + "\n"
 
 
 async def disconnect(network: PodNetworkClient, cni: CniClient, report: CleanupReport) -> None:

@@ -72,7 +72,7 @@ class RecordingCni:
 
     def __init__(self, client: CniFile, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.read = client.read
+        self.read, self.bridge_in_use = client.read, client.bridge_in_use
 
     def write(self, text: str) -> None:  # noqa: ARG002  the sentence has no room for it
         self._recorder.note("CNI", EDIT, "write the configuration of CNI")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from kroute.kernel.bird import Session
+    from kroute.kernel.cni import PodsBridge
     from kroute.kernel.conntrack import Connection, DeleteConnection, DeleteFlow, Endpoint, Ends, Flow
     from kroute.kernel.digest import Digest
     from kroute.kernel.errors import Failure
@@ -246,6 +247,12 @@ class CniClient(Protocol):
 
     def read(self) -> str | None:
         """What kroute has written; None: nothing."""
+
+    def bridge_in_use(self) -> PodsBridge | None:
+        """What pods of this node are on, by what kroute or kube-router has written; None: neither has.
+
+        Raises KernelError.
+        """
 
     def write(self, text: str) -> None:
         """Write it in one step. Raises KernelError."""

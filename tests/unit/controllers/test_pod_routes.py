@@ -313,6 +313,15 @@ async def test_a_directory_that_cannot_be_written_is_said_and_routes_are_there(t
     assert [what for what, _ in node.node_problems] == ["report", "take back"]
 
 
+async def test_pods_of_a_node_that_kube_router_had_get_its_bridge(tmp_path: Path) -> None:
+    (tmp_path / "cni").mkdir()
+    theirs = '{"name":"mynet","plugins":[{"type":"bridge","bridge":"kube-bridge"}]}'
+    (tmp_path / "cni/10-kuberouter.conflist").write_text(theirs)
+    node = await started(new_node(tmp_path))
+    written = cni_of(node)
+    assert (written["name"], written["plugins"][0]["bridge"]) == ("mynet", "kube-bridge")
+
+
 async def test_a_node_without_networks_writes_no_configuration_of_cni(tmp_path: Path) -> None:
     node = await started(new_node(tmp_path), plan=own_plan(own=()))
     assert node.kernel.pod_routes == ROUTES
