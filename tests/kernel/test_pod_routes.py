@@ -128,12 +128,29 @@ async def test_what_pods_send_to_nodes_behind_tunnels_goes_through_these(kernel:
     assert "10.244.9.0/24" in run("ip rule")
 
 
-async def test_a_tunnel_of_another_program_between_the_same_ends_is_refused(kernel: PodNetworkKernel) -> None:
-    assert await modules.load(["ipip"]) == []
-    run(f"ip link add theirs type ipip local {NODE} remote {ABROAD}")
-    mine = MakeTunnel(Tunnel(NODE, ABROAD))
-    assert await kernel.write([mine]) == [Failure(mine, errno.EEXIST)]
-    assert (await kernel.read())[1] == {}
+async def test_a_tunnel_beside_that_of_another_program_stands_by_until_that_one_is_gone(
+    kernel: PodNetworkKernel,
+) -> None:
+    assert await modules.load(["ipip", "ip6_tunnel"]) == []
+    tunnels = [Tunnel(NODE, ABROAD), Tunnel(NODE6, ABROAD6)]
+    for name, kind, tunnel in zip(("tun4", "tun6"), ("ipip", "ip6tnl mode ip6ip6"), tunnels, strict=True):
+        run(f"ip link add {name} type {kind} local {tunnel.local} remote {tunnel.remote}")
+        run(f"ip link set {name} up")
+    lost = MakeTunnel(Tunnel(NODE6, "fd66::9"))
+    run(f"ip link add tun9 type ip6tnl mode ip6ip6 local {NODE6} remote fd66::9")
+    run("ip route add unreachable fd66::/64")
+    assert await kernel.write([*map(MakeTunnel, tunnels), lost]) == [Failure(lost, errno.EEXIST)]
+    assert (await kernel.read())[1] == {it.link: it for it in tunnels}
+    await kernel.make_again()
+    assert "ipip remote 192.168.77.5 local any" in run(f"ip -details link show {tunnels[0].link}")
+    assert f"{tunnels[1].link}@e0" in run(f"ip link show {tunnels[1].link}")
+    run("ip link delete tun4")
+    run("ip link delete tun6")
+    await kernel.make_again()
+    assert (await kernel.read())[1] == {it.link: it for it in tunnels}
+    for tunnel in tunnels:
+        assert f"remote {tunnel.remote} local {tunnel.local} " in run(f"ip -details link show {tunnel.link}")
+        assert f"{tunnel.link}@NONE" in run(f"ip link show {tunnel.link}")
 
 
 async def test_ports_of_udp_come_and_go(kernel: PodNetworkKernel) -> None:

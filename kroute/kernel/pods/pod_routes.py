@@ -7,13 +7,18 @@ A tunnel is a link for one other node: the kernel takes from it what that node's
 So no stranger puts packets into the pods' network. What a tunnel is follows from its name, so one that is to be another
 is another link. The kernel gives it the MTU of the interface towards the node, less the outer headers.
 
+Of two tunnels between the same addresses the kernel refuses the second. Beside another program's ours stands by until
+`make_again`, and carries packets at once when that one goes. In IPv4 it has its address as an alias alone: it takes
+what no other tunnel does, and the kernel chooses its source. In IPv6 it would send with none, so it is bound to the
+interface towards the node, and the kernel prefers it there. In IPv4 even a loose `rp_filter` would drop that.
+
 What a node sends to pods through a tunnel has the node's address as source, and the answers must not go another way:
 networks between nodes drop what comes from pods. So rules have this node's pods look into TABLE first, which leads to
 the addresses of nodes behind tunnels through these.
 
 A tunnel with a port carries its packets in UDP, with the header of GUE (as kube-router's `--overlay-encap=fou`), and
 the kernel has to be told to take such packets at that port: `ports`, `set_port`. (The numbers are those of
-include/uapi/linux/if_tunnel.h, fou.h and if_link.h.)
+include/uapi/linux/if_tunnel.h and if_link.h.)
 """
 
 import errno
@@ -39,7 +44,7 @@ from kroute.kernel.net.policy_routing import (
     RTM_NEWRULE,
 )
 from kroute.kernel.net.routes import ELSEWHERE, RouteLookup
-from kroute.kernel.netlink.client import GENERIC_HEADER, NetlinkClient, find_family, generic_message
+from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
     NLM_F_CREATE,
     NLM_F_DUMP,
@@ -62,7 +67,7 @@ from kroute.kernel.netlink.message import (
     u32,
     unpack_address,
 )
-from kroute.kernel.netlink.netlink_socket import NETLINK_GENERIC, NETLINK_ROUTE
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
 from kroute.kernel.netlink.rtnetlink import (
     IFF_UP,
     IFLA_IFNAME,
@@ -87,7 +92,9 @@ from kroute.kernel.netlink.rtnetlink import (
     interface_index,
     listing,
 )
+from kroute.kernel.pods.gue_ports import GuePorts
 from kroute.kernel.pods.pod_network import (
+    IFLA_IFALIAS,
     IFLA_INFO_DATA,
     IFLA_IPTUN_FLAGS,
     IFLA_IPTUN_LOCAL,
@@ -112,11 +119,10 @@ GUE_OVERHEAD = 12
 OVERHEAD: Mapping[int, int] = {socket.AF_INET: 20, socket.AF_INET6: 40}
 """Bytes of the outer header."""
 
-IFLA_IPTUN_REMOTE, IFLA_IPTUN_ENCAP_TYPE, IFLA_IPTUN_ENCAP_FLAGS, IFLA_IPTUN_ENCAP_DPORT = 3, 15, 16, 18
+IFLA_IPTUN_LINK, IFLA_IPTUN_REMOTE = 1, 3
+IFLA_IPTUN_ENCAP_TYPE, IFLA_IPTUN_ENCAP_FLAGS, IFLA_IPTUN_ENCAP_DPORT = 15, 16, 18
 TUNNEL_ENCAP_GUE, TUNNEL_ENCAP_FLAG_CSUM6 = 2, 2
 IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS = 29, 1 << 3
-FOU, FOU_CMD_ADD, FOU_CMD_DEL, FOU_CMD_GET = "fou", 1, 2, 3
-FOU_ATTR_PORT, FOU_ATTR_AF, FOU_ATTR_TYPE, FOU_ENCAP_GUE = 1, 2, 4, 2
 
 _KINDS: Mapping[int, tuple[str, int]] = {
     socket.AF_INET: ("ipip", socket.IPPROTO_IPIP),
@@ -190,7 +196,10 @@ class SetRule(Change, frozen=True):
 
 
 class MakeTunnel(Change, frozen=True):
-    """Make a tunnel, or repair the one with its link. Refused: EEXIST if another program has one between these ends."""
+    """Make a tunnel, or repair the one with its link. Beside another program's between these ends it stands by.
+
+    Refused: EEXIST if it cannot, since there is no interface towards the other end.
+    """
 
     words = "make the tunnel to {change.tunnel.remote}"
 
@@ -274,6 +283,10 @@ class PodRoutes(NetlinkClient):
         """Make tunnels: down at first, since their links take some settings only when they exist."""
         made: Sequence[PodRouteChange] = changes
         failures = await self.write_each(made, lambda change: _encode(change, {}))
+        taken = {failure.change for failure in failures if failure.errno == errno.EEXIST}
+        if taken:
+            failures = [failure for failure in failures if failure.change not in taken]
+            failures += await self._stand_by([change for change in changes if change in taken])
         refused = {failure.change for failure in failures}
         present = _indexes({change.tunnel.link for change in changes})
         settings: list[bytes] = []
@@ -281,37 +294,26 @@ class PodRoutes(NetlinkClient):
             index = present.get(change.tunnel.link)
             if change in refused or index is None:
                 continue
-            settings += [encode_no_link_local(index), set_link(index, flags=IFF_UP)]
+            settings.append(encode_no_link_local(index))
+            if change in taken:
+                settings.append(set_link(index, text(IFLA_IFALIAS, change.tunnel.local)))
+            settings.append(set_link(index, flags=IFF_UP))
         refused_settings = await self.netlink.transact(settings)
         tolerated = {errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.ENODEV}  # a kernel without IPv6; deleted meanwhile
         raise_refusal(refused_settings, "set up tunnels to other nodes", "trying again", tolerated)
         return failures
 
-
-class GuePorts(NetlinkClient):
-    """The ports at which the kernel takes packets out of UDP."""
-
-    protocol = NETLINK_GENERIC
-
-    async def ports(self) -> set[tuple[int, int]]:
-        """The families and ports of GUE. Raises KernelError: the kernel has no FOU."""
-        family = await find_family(self.netlink, FOU)
-        query = message(family, NLM_F_DUMP, GENERIC_HEADER.pack(FOU_CMD_GET, 1, 0))
-        return set(await self.netlink.request(query, _parse_port))
-
-    async def set_port(self, family: int, port: int, *, is_wanted: bool) -> None:
-        """Have the kernel take packets at this port, or not. Raises KernelError: another program has the port."""
-        kind = await find_family(self.netlink, FOU)
-        body = be16(FOU_ATTR_PORT, port) + u8(FOU_ATTR_AF, family)
-        if is_wanted:
-            body += u8(FOU_ATTR_TYPE, FOU_ENCAP_GUE)
-        refused = await self.netlink.transact(
-            [generic_message(kind, 0, FOU_CMD_ADD if is_wanted else FOU_CMD_DEL, body)]
-        )
-        what = f"{'take' if is_wanted else 'stop taking'} packets of tunnels at UDP port {port}"
-        raise_refusal(
-            refused, what, "see --overlay-encap-port-number", () if is_wanted else {errno.ENOENT, errno.EINVAL}
-        )
+    async def _stand_by(self, changes: Sequence[MakeTunnel]) -> list[Failure[PodRouteChange]]:
+        """Make tunnels beside those that other programs have between the same ends."""
+        made: dict[PodRouteChange, bytes] = {}
+        async with RouteLookup() as lookup:
+            for change in changes:
+                way = await lookup.towards(change.tunnel.remote)
+                if way is not None and (index := interface_index(way.interface)) is not None:
+                    made[change] = _create(change.tunnel, beside=index)
+        wanted: Sequence[PodRouteChange] = changes
+        failures = [Failure(change, errno.EEXIST) for change in wanted if change not in made]
+        return failures + await self.write_each(list(made), made.__getitem__)
 
 
 class PodNetworkKernel:
@@ -346,6 +348,11 @@ class PodNetworkKernel:
         """Make the changes; returns those that the kernel refused."""
         async with PodRoutes() as client:
             return await client.write(changes)
+
+    async def make_again(self) -> None:
+        """Make our tunnels as they are to be. Those beside which there still is another program's go on standing by."""
+        async with PodRoutes() as client:
+            await client.write([MakeTunnel(tunnel) for tunnel in (await client.tunnels()).values()])
 
     async def ports(self) -> set[tuple[int, int]]:
         """The families and ports at which the kernel takes packets of tunnels out of UDP."""
@@ -438,12 +445,15 @@ def _parse_route(payload: bytes, names: Mapping[int, str]) -> tuple[str, PodRout
     return f"{unpack_address(found[RTA_DST])}/{length}", PodRoute(source, gateway, link, is_for_pods)
 
 
-def _create(tunnel: Tunnel) -> bytes:
+def _create(tunnel: Tunnel, beside: int = 0) -> bytes:
+    """The request for a tunnel; `beside` another program's: the index of the interface towards the node."""
     family = address_family(tunnel.remote)
     kind, protocol = _KINDS[family]
-    data = attribute(IFLA_IPTUN_LOCAL, pack_address(tunnel.local))
+    local = bytes(4) if beside and family == socket.AF_INET else pack_address(tunnel.local)
+    data = attribute(IFLA_IPTUN_LOCAL, local)
     data += attribute(IFLA_IPTUN_REMOTE, pack_address(tunnel.remote)) + u8(IFLA_IPTUN_PROTO, protocol)
     if family == socket.AF_INET6:
+        data += u32(IFLA_IPTUN_LINK, beside) if beside else b""
         data += u32(IFLA_IPTUN_FLAGS, IP6_TNL_F_IGN_ENCAP_LIMIT)
     if tunnel.port:
         flags = TUNNEL_ENCAP_FLAG_CSUM6 if family == socket.AF_INET6 else 0  # without, an IPv6 receiver drops them
@@ -467,15 +477,9 @@ def _parse_tunnel(payload: bytes) -> tuple[str, Tunnel] | None:
         return name, Tunnel("", "", 0, is_up=False)
     is_gue = IFLA_IPTUN_ENCAP_TYPE in data and to_u16(data[IFLA_IPTUN_ENCAP_TYPE]) == TUNNEL_ENCAP_GUE
     port = to_be16(data[IFLA_IPTUN_ENCAP_DPORT]) if is_gue and IFLA_IPTUN_ENCAP_DPORT in data else 0
-    return name, Tunnel(unpack_address(local), unpack_address(remote), port, bool(flags & IFF_UP))
+    own = to_text(found.get(IFLA_IFALIAS, b"")) if not any(local) else unpack_address(local)
+    return name, Tunnel(own, unpack_address(remote), port, bool(flags & IFF_UP))
 
 
 def _parse_mtu(payload: bytes) -> int:
     return number_in(attributes(payload, LINK_HEADER.size), IFLA_MTU)
-
-
-def _parse_port(payload: bytes) -> tuple[int, int] | None:
-    found = attributes(payload, GENERIC_HEADER.size)
-    if found.get(FOU_ATTR_TYPE) != bytes([FOU_ENCAP_GUE]) or FOU_ATTR_PORT not in found:
-        return None
-    return found.get(FOU_ATTR_AF, b"\0")[0], to_be16(found[FOU_ATTR_PORT])
