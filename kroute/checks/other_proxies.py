@@ -3,8 +3,9 @@
 kroute touches no foreign object that the table does not name. Sources: kube-proxy's `pkg/proxy/ipvs` (ipset.go,
 proxier.go), `pkg/proxy/iptables` and `pkg/proxy/nftables`, kube-router's `pkg/controllers/proxy`. Similar names of
 other programs are left out on purpose: the kubelet's KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY and
-KUBE-IPTABLES-HINT, and the chains, sets and bridge of kube-router's routing. Those of its network policies are
-kube-router's too once kroute enforces them (`with_firewall`).
+KUBE-IPTABLES-HINT, and kube-router's bridge, on which pods are. What kube-router has of network policies and of routing
+is its own too once kroute enforces policies (`with_firewall`), and connects pods (`with_routing`; kube-router's
+`pkg/controllers/routing`, `pkg/routes` and `pkg/tunnels`).
 """
 
 import asyncio
@@ -36,6 +37,11 @@ KUBELETS_TOO = frozenset({"KUBE-MARK-MASQ", "KUBE-POSTROUTING"})
 DSR_TABLE, DSR_PRIORITY = 78, 32764
 EXTERNAL_IP_TABLE, EXTERNAL_IP_PRIORITY = 79, 32765
 """kube-router's routing tables for direct server return and external IPs, and the priorities of their rules."""
+OVERLAY_TABLE = 77
+"""The routing table by which kube-router's pods reach nodes behind tunnels."""
+ROUTE_PROTOCOL = 17
+"""What kube-router's routes to pods name as their origin."""
+_ROUTING_SETS = re.compile(r"(?:inet6:)?kube-router-(?:pod-subnets|node-ips)")
 
 
 class OtherProxy(NamedTuple):
@@ -48,7 +54,8 @@ class OtherProxy(NamedTuple):
     the names of its own tables in nf_tables, of the families ip and ip6. `translating` are the chains in the table nat
     of iptables that translate packets to endpoints, before IPVS sees them; None without any. There the rules of
     `vip_chains` name its VIPs (`-d`), as do the keys of `vip_maps` in its nft_tables. `further_sets` are the
-    names of sets that cannot be listed. `has_firewall`: it may enforce network policies, too.
+    names of sets that cannot be listed. `has_firewall`: it may enforce network policies, too. `connects_pods`: what it
+    has of routing is meant, too.
     """
 
     name: str
@@ -67,6 +74,7 @@ class OtherProxy(NamedTuple):
     vip_maps: tuple[str, ...] = ()
     further_sets: re.Pattern[str] | None = None
     has_firewall: bool = False
+    connects_pods: bool = False
 
     def with_firewall(self) -> Self:
         """The same proxy, to which what it has of network policies belongs, too."""
@@ -76,7 +84,13 @@ class OtherProxy(NamedTuple):
 
         chains = re.compile(f"(?:{self.chains.pattern})|(?:{FIREWALL.chains.pattern})")
         tables = self.nft_tables | FIREWALL.tables
-        return self._replace(chains=chains, further_sets=FIREWALL.sets, nft_tables=tables)
+        return self._replace(chains=chains, further_sets=_either(self.further_sets, FIREWALL.sets), nft_tables=tables)
+
+    def with_routing(self) -> Self:
+        """The same proxy, to which what it has of the pods' network belongs, too."""
+        if self.name != KUBE_ROUTER:
+            return self
+        return self._replace(further_sets=_either(self.further_sets, _ROUTING_SETS), connects_pods=True)
 
     def is_recognised_by(self, chain: str) -> bool:
         """Whether a chain of this name is a trace of the proxy."""
@@ -85,6 +99,10 @@ class OtherProxy(NamedTuple):
     def has_set(self, name: str) -> bool:
         """Whether a set of this name is the proxy's."""
         return name in self.sets or (self.further_sets is not None and self.further_sets.fullmatch(name) is not None)
+
+
+def _either(first: re.Pattern[str] | None, second: re.Pattern[str]) -> re.Pattern[str]:
+    return second if first is None else re.compile(f"(?:{first.pattern})|(?:{second.pattern})")
 
 
 def _ipv6_name(name: str) -> str:

@@ -16,7 +16,7 @@ import asyncio
 import fcntl
 import socket
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -41,6 +41,8 @@ ROUTER_ONLY = frozenset({"--run-service-proxy=false", "--run-service-proxy=0", "
 """Arguments of a kube-router that goes on as a router or firewall, and does not serve Services."""
 NO_FIREWALL = frozenset({"--run-firewall=false", "--run-firewall=0", "--run-firewall=f"})
 """Arguments of a kube-router that does not enforce network policies."""
+NO_ROUTER = frozenset({"--run-router=false", "--run-router=0", "--run-router=f"})
+"""Arguments of a kube-router that does not connect pods."""
 
 
 class Sign(NamedTuple):
@@ -191,11 +193,29 @@ def firewall_at_work(processes: Path = Path("/proc")) -> str:
     """
     from kroute.checks.policy_enforcers import KUBE_ROUTERS_FIREWALL, open_port  # noqa: PLC0415  few nodes have policies
 
-    routers = [(pid, set(arguments)) for pid, name, arguments in _command_lines(processes) if name == KUBE_ROUTER]
-    if routers:
-        return next((f"process {pid}" for pid, arguments in routers if not arguments & NO_FIREWALL), "")
-    port = open_port(KUBE_ROUTERS_FIREWALL)
+    process = _kube_router_without(NO_FIREWALL, processes)
+    port = open_port(KUBE_ROUTERS_FIREWALL) if process is None else process
     return port if port is not None else "its ports cannot be looked at"
+
+
+def routing_at_work(processes: Path = Path("/proc")) -> str:
+    """The same of kube-router's routing."""
+    process = _kube_router_without(NO_ROUTER, processes)
+    if process is not None:
+        return process
+    [port] = [listener.port for listener in LISTENERS if listener.proxy == KUBE_ROUTER]
+    listening = listening_ports()
+    if listening is None:
+        return "its port cannot be looked at"
+    return f"kube-router's health port {port} is open" if port in listening else ""
+
+
+def _kube_router_without(switched_off: Set[str], processes: Path) -> str | None:
+    """The process of a kube-router that has none of these arguments, "" without one; None: no kube-router is seen."""
+    routers = [(pid, set(arguments)) for pid, name, arguments in _command_lines(processes) if name == KUBE_ROUTER]
+    if not routers:
+        return None
+    return next((f"process {pid}" for pid, arguments in routers if not arguments & switched_off), "")
 
 
 def _command_lines(processes: Path) -> Iterator[tuple[str, str, list[str]]]:

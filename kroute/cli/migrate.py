@@ -99,7 +99,7 @@ def migrate(
         raise click.UsageError("--take-over goes with --from, and --hand-over with --to")
     if stays and not hands_over:
         raise click.UsageError("--stay goes with --hand-over")
-    options = TakeOverOptions(node_port_range, wait, force)
+    options = TakeOverOptions(node_port_range, wait, force, is_by_hand=True)
     proxy = OTHER_PROXIES[other]
     with refusing(KernelError, LedgerError, StateDirectoryError, RefusalError):
         if takes_over:
@@ -195,6 +195,8 @@ def _describe(leftovers: Leftovers, shown: int | None) -> Iterator[str]:
     for family, mark in leftovers.marks:
         yield f"  {Family.IPV6 if family == Family.IPV6.number else Family.IPV4} virtual server of mark {mark:#x}"
     yield from (f"  {thing}" for thing in (*leftovers.policy_rules, *leftovers.routes))
+    yield from (f"  tunnel {name}" for name in leftovers.tunnels)
+    yield from (f"  file {path}" for path in leftovers.cni_files)
     yield from (f"  sysctl {name} = {value}, which stays" for name, value in leftovers.sysctls.items())
 
 

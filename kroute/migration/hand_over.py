@@ -69,7 +69,7 @@ class HandOver(Document):
 
 async def look_back(proxy: OtherProxy, settings: Settings) -> HandOver:
     """Compute what a hand-over would do now."""
-    node = await scan_node(proxy, settings.state_dir)
+    node = await scan_node(proxy, settings)
     async with Addresses() as addresses:
         vips = await addresses.read(settings.dummy_interface) if settings.dummy_interface in node.our_links else set()
     if proxy.nft_tables and node.nft_tables:  # it has removed IPVS's virtual servers and `kube-ipvs0` at its start

@@ -6,10 +6,15 @@ a node with both families; at the node's other addresses the port is its as well
 other proxy's if a Service has that port, and what the virtual server forwards to is among that Service's endpoints.
 Every other virtual server is foreign and is only listed.
 
+Of kube-router's routing, its tunnels and routes have a name and an origin of their own; three rules that accept what is
+forwarded have comments. The rule that masquerades what pods send names kube-router's sets; in nf_tables it has their
+numbers only, and is recognised by its form.
+
 In networks that are excluded from a clean-up anybody's virtual servers may be. There the address on the link says
 nothing, nor do kube-router's sets, which name every virtual server of the kernel.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from ipaddress import ip_network
@@ -23,6 +28,8 @@ from kroute.checks.other_proxies import (
     EXTERNAL_IP_PRIORITY,
     EXTERNAL_IP_TABLE,
     OTHER_PROXIES,
+    OVERLAY_TABLE,
+    ROUTE_PROTOCOL,
     OtherProxy,
 )
 from kroute.kernel.ipset import Element
@@ -41,6 +48,20 @@ from kroute.settings import PortRange
 _FNV_OFFSET, _FNV_PRIME = 0x811C9DC5, 0x01000193
 _MARK_BITS = 0x3FFF
 _MARK_ATTEMPTS = 16
+_MAIN_TABLE = 254
+_POD_EGRESS = re.compile(
+    r"POSTROUTING -m set --match-set (#\d+|(?:inet6:)?kube-router-pod-subnets) src"
+    r" -m set ! --match-set \1 dst -m set ! --match-set \S+ dst -j MASQUERADE(?: --random-fully)?"
+)
+"""kube-router's rule that masquerades what pods send to the outside; `#` and a number is a set in nf_tables."""
+_FORWARDING = frozenset(
+    {
+        "allow outbound traffic from pods",
+        "allow inbound traffic to pods",
+        "allow outbound node port traffic on node interface with which node ip is associated",
+    }
+)
+"""The comments of kube-router's rules that accept what is forwarded."""
 
 
 class TableLeftovers(msgspec.Struct, frozen=True):
@@ -80,6 +101,8 @@ def part_of(proxy: OtherProxy, table: SavedTable) -> ProxyPart | None:
     if proxy.has_dsr:
         ours += [rule for rule in builtin if _is_snat_of_ipvs(table.name, rule)]
         ours += _clamping_rules(builtin, {rule.after("-d") for rule in builtin if rule.text in marking})
+    if proxy.connects_pods:
+        ours += [rule for rule in builtin if _is_of_routing(table.name, rule)]
     if not theirs and not ours:
         return None
     chosen, gone = set(ours), theirs - kept
@@ -108,6 +131,13 @@ def _is_snat_of_ipvs(table: str, rule: SavedRule) -> bool:
         and "--comment" in rule.words
         and rule.after("--comment") == ""
     )
+
+
+def _is_of_routing(table: str, rule: SavedRule) -> bool:
+    """Whether this is one of the rules of kube-router's routing."""
+    if (table, rule.chain, rule.target) == ("filter", "FORWARD", "ACCEPT"):
+        return rule.after("--comment") in _FORWARDING
+    return table == "nat" and _POD_EGRESS.fullmatch(rule.text) is not None
 
 
 def _marking_rules(builtin: Iterable[SavedRule]) -> Mapping[str, int]:
@@ -185,7 +215,8 @@ class NodeScan(msgspec.Struct, frozen=True):
     tables this process cannot change; of these `tables` has the names of the chains only. `sets` are the sets with the
     proxy's names, with their elements if these are ports. `virtual_servers` are with the addresses of their real
     servers. `link_addresses` are those on its link, None without such a link. `elsewhere` are the addresses on all
-    other interfaces. `nft_tables` are those of nf_tables with the proxy's names.
+    other interfaces. `nft_tables` are those of nf_tables with the proxy's names. `tunnels` are links with the names of
+    kube-router's, `cni_files` its files by which container runtimes connect pods.
     """
 
     tables: Mapping[str, Sequence[SavedTable]]
@@ -202,6 +233,8 @@ class NodeScan(msgspec.Struct, frozen=True):
     nft_tables: tuple[Table, ...] = ()
     unread: tuple[str, ...] = ()
     fixed: Set[str] = frozenset()
+    tunnels: tuple[str, ...] = ()
+    cni_files: tuple[str, ...] = ()
 
 
 class Leftovers(msgspec.Struct, frozen=True):
@@ -212,8 +245,9 @@ class Leftovers(msgspec.Struct, frozen=True):
     port as its node port. `only_there` are addresses of adopted virtual servers that are on no other interface.
     `unseen` are legacy tables that exist and could not be read; `fixed` are those of `tables` that this process cannot
     change, both by names such as "IPv4 legacy nat". `no_services` is why the Services could not be read, or
-    "" if they were read or nothing was in doubt. `with_firewall`: what the proxy has of network policies is among them.
-    `policies_stay` is why that is not so though kroute is to enforce them, as a clause; else "".
+    "" if they were read or nothing was in doubt. `with_firewall`, `with_routing`: what the proxy has of network
+    policies, and of the pods' network, is among them. `stays` says, in one line each, why that is not so though kroute
+    is to do the same.
     """
 
     proxy: str
@@ -235,13 +269,17 @@ class Leftovers(msgspec.Struct, frozen=True):
     nft_tables: tuple[Table, ...] = ()
     fixed: tuple[str, ...] = ()
     with_firewall: bool = False
-    policies_stay: str = ""
+    with_routing: bool = False
+    tunnels: tuple[str, ...] = ()
+    cni_files: tuple[str, ...] = ()
+    stays: tuple[str, ...] = ()
 
     @property
     def whose(self) -> OtherProxy:
-        """The proxy, with its firewall if that is meant."""
+        """The proxy, with its firewall and its routing if these are meant."""
         proxy = OTHER_PROXIES[self.proxy]
-        return proxy.with_firewall() if self.with_firewall else proxy
+        proxy = proxy.with_firewall() if self.with_firewall else proxy
+        return proxy.with_routing() if self.with_routing else proxy
 
     @property
     def warnings(self) -> list[str]:
@@ -257,9 +295,7 @@ class Leftovers(msgspec.Struct, frozen=True):
                 f"{len(self.in_doubt)} virtual servers on node ports are left alone ({self.in_doubt[0]}), since the "
                 f"Services that may have these ports cannot be read: {self.no_services}"
             )
-        if self.policies_stay:
-            found.append(f"{self.proxy}'s rules of network policies stay: {self.policies_stay}")
-        return found
+        return [*found, *self.stays]
 
     @property
     def may_translate_first(self) -> bool:
@@ -278,8 +314,9 @@ class Leftovers(msgspec.Struct, frozen=True):
     @property
     def are_removed(self) -> bool:
         """Whether nothing is left that a take-over removes or adopts. Sysctls stay, kroute needs most of them."""
-        tables = any(table.chains or table.rules for table in self.tables) or self.nft_tables
-        return not (tables or self.link or self.to_adopt or self.sets or self.marks or self.policy_rules or self.routes)
+        rules = any(table.chains or table.rules for table in self.tables) or self.nft_tables or self.policy_rules
+        links = self.link or self.tunnels
+        return not (rules or links or self.to_adopt or self.sets or self.marks or self.routes or self.cni_files)
 
     def as_document(self) -> "LeftoverList":
         """The leftovers for programs, with text in place of the kernel's numbers."""
@@ -308,6 +345,8 @@ class LeftoverList(Document):
     marks: list[int]
     policy_rules: list[str]
     routes: list[str]
+    tunnels: list[str]
+    cni_files: list[str]
     sysctls: dict[str, str]
     warnings: list[str]
 
@@ -321,6 +360,8 @@ class LeftoverList(Document):
             ("mark", self.marks),
             ("policy rule", self.policy_rules),
             ("route", self.routes),
+            ("tunnel", self.tunnels),
+            ("file", self.cni_files),
         ):
             yield from (f"{kind} {thing}" for thing in things)
         for table in self.tables:
@@ -367,12 +408,14 @@ def recognise(
         tables=tables,
         sets=tuple(sorted(filter(proxy.has_set, node.sets))),
         marks=tuple(each for each in node.marks if each[1] in marks),
-        policy_rules=tuple(rule for rule in node.policy_rules if proxy.has_dsr and _leads_to_its_table(rule)),
-        routes=tuple(route for route in node.table_routes if proxy.has_dsr and _is_in_its_table(route)),
+        policy_rules=tuple(rule for rule in node.policy_rules if _leads_to_its_table(proxy, rule)),
+        routes=tuple(route for route in node.table_routes if _is_its_route(proxy, route)),
         sysctls={name: value for name, value in proxy.sysctls.items() if node.sysctls.get(name) == value},
         unseen=node.unread,
         nft_tables=tuple(table for table in node.nft_tables if table.name in proxy.nft_tables),
         fixed=tuple(f"{table.variant} {table.table}" for table in tables if table.variant in node.fixed),
+        tunnels=node.tunnels if proxy.connects_pods else (),
+        cni_files=node.cni_files if proxy.connects_pods else (),
     )
 
 
@@ -402,11 +445,17 @@ def _elements(node: NodeScan, names: Iterable[str]) -> list[Set[Element]]:
     return [node.sets[name] for name in names if name in node.sets]
 
 
-def _leads_to_its_table(rule: PolicyRule) -> bool:
-    return (rule.priority, rule.table) in {(DSR_PRIORITY, DSR_TABLE), (EXTERNAL_IP_PRIORITY, EXTERNAL_IP_TABLE)}
+def _leads_to_its_table(proxy: OtherProxy, rule: PolicyRule) -> bool:
+    of_dsr = {(DSR_PRIORITY, DSR_TABLE), (EXTERNAL_IP_PRIORITY, EXTERNAL_IP_TABLE)}
+    is_of_dsr = proxy.has_dsr and (rule.priority, rule.table) in of_dsr
+    return is_of_dsr or (proxy.connects_pods and rule.table == OVERLAY_TABLE)
 
 
-def _is_in_its_table(route: TableRoute) -> bool:
+def _is_its_route(proxy: OtherProxy, route: TableRoute) -> bool:
+    if proxy.connects_pods and route.table in {_MAIN_TABLE, OVERLAY_TABLE}:
+        return route.table == OVERLAY_TABLE or route.protocol == ROUTE_PROTOCOL
+    if not proxy.has_dsr:
+        return False
     if route.table == DSR_TABLE:
         return route.is_local and (route.destination, route.interface) == ("default", "lo")
     return route.table == EXTERNAL_IP_TABLE and route.interface == "kube-bridge"

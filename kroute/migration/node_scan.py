@@ -1,12 +1,13 @@
 """Read what `leftovers` needs from the kernel and from kroute's ledger. Changes nothing."""
 
+import re
 import socket
 from collections.abc import Collection, Sequence, Set
-from pathlib import Path
 from typing import NamedTuple
 
-from kroute.checks.other_proxies import DSR_TABLE, EXTERNAL_IP_TABLE, OtherProxy
+from kroute.checks.other_proxies import DSR_TABLE, EXTERNAL_IP_TABLE, OVERLAY_TABLE, OtherProxy
 from kroute.checks.preflight import has_capability
+from kroute.kernel.cni import kube_routers
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Element, Ipset
 from kroute.kernel.iptables.nft_rules import TABLES, read_rules
@@ -19,16 +20,20 @@ from kroute.kernel.net.policy_routing import PolicyRouting
 from kroute.kernel.netlink.message import unpack_address
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import FAMILY_NAMES, Table
+from kroute.kernel.pods.pod_network import RT_TABLE_MAIN
 from kroute.kernel.sysctl import Sysctls
 from kroute.migration.leftovers import NodeScan
 from kroute.reconcile.ledger import Ledger
+from kroute.settings import Settings
 
+_TUNNEL = re.compile(r"tun-[0-9a-f]{11}")
+_TUNNEL_KINDS = frozenset({"ipip", "ip6tnl"})
 _LEGACY_MODULES: dict[int, str] = {socket.AF_INET: "ip_tables", socket.AF_INET6: "ip6_tables"}
 
 
-async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
+async def scan_node(proxy: OtherProxy, settings: Settings) -> NodeScan:
     """Read everything on this node that the proxy may have made. Raises KernelError or LedgerError."""
-    ledger = Ledger.open(state_dir)
+    ledger = Ledger.open(settings.state_dir)
     rules = {str(variant): await _read_rules(proxy, variant) for variant in VARIANTS}
     async with Ipvs() as ipvs, PolicyRouting() as routing, Links() as links:
         async with Addresses() as addresses:
@@ -46,12 +51,25 @@ async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
             link_addresses={each.address for each in of_node if each.interface == proxy.link} if has_link else None,
             elsewhere={each.address for each in of_node if each.interface != proxy.link},
             policy_rules=tuple(await routing.rules()),
-            table_routes=tuple(await routing.routes({DSR_TABLE, EXTERNAL_IP_TABLE})),
+            table_routes=tuple(await routing.routes(_tables_of(proxy))),
             sysctls={name: Sysctls().read(name) for name in proxy.sysctls},
             our_virtual_servers=frozenset(ledger.virtual_servers),
             our_links=frozenset(ledger.links),
             nft_tables=await _read_nft_tables(proxy.nft_tables),
+            tunnels=tuple(await _tunnels(links) if proxy.connects_pods else ()),
+            cni_files=tuple(str(path) for path, _ in kube_routers(settings.cni_file)) if proxy.connects_pods else (),
         )
+
+
+def _tables_of(proxy: OtherProxy) -> set[int]:
+    return {DSR_TABLE, EXTERNAL_IP_TABLE, *((OVERLAY_TABLE, RT_TABLE_MAIN) if proxy.connects_pods else ())}
+
+
+async def _tunnels(links: Links) -> list[str]:
+    """The links with the names of kube-router's tunnels that are tunnels."""
+    named = sorted(filter(_TUNNEL.fullmatch, await links.names()))
+    states = [(name, await links.read(name)) for name in named]
+    return [name for name, state in states if state is not None and state.kind in _TUNNEL_KINDS]
 
 
 async def translated_vips(proxy: OtherProxy) -> set[str]:

@@ -2,14 +2,17 @@
 
 The link comes first: while an IPv6 VIP is on it, this node's own processes may call with the VIP as their source, and
 then they need the other proxy's rules. Rules come before the sets that they look up. Open connections survive: their
-translation is in the connection tracker, and their virtual servers are kroute's by now.
+translation is in the connection tracker, and their virtual servers are kroute's by now. Pods that run stay on their
+bridge, and kroute's own routes and tunnels, which stand beside, carry them from then on.
 """
 
 import asyncio
 import errno
 from collections.abc import Iterator
+from pathlib import Path
 
 from kroute.checks.other_proxies import OtherProxy
+from kroute.kernel.cni import CniFile
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.nft_rules import deletion_of, read_rules
@@ -20,6 +23,7 @@ from kroute.kernel.net.links import Links
 from kroute.kernel.net.policy_routing import PolicyRouting, PolicyRule, TableRoute
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import DeleteTable, Table
+from kroute.kernel.pods.pod_routes import PodNetworkKernel
 from kroute.migration.leftovers import NEEDS_TOOLS, Leftovers, ProxyPart, part_of
 from kroute.reconcile.cleanup_report import CleanupReport
 
@@ -46,8 +50,19 @@ async def remove(leftovers: Leftovers) -> CleanupReport:
                 with report.step(f"set {name}"):
                     await _destroy(ipset, name, waits)
                     report.add(f"destroy set {name}")
-    with report.step("direct server return"):
-        await _remove_direct_server_return(leftovers, report)
+    with report.step("direct server return and routes"):
+        await _remove_routing(leftovers, report)
+    if leftovers.with_routing:
+        with report.step("tunnels"):
+            async with Links() as links:
+                for name in leftovers.tunnels:
+                    await links.delete(name)
+                    report.add(f"delete tunnel {name}")
+            await PodNetworkKernel().make_again()
+        for path in map(Path, leftovers.cni_files):
+            with report.step(f"file {path}"):
+                if CniFile(path).remove():
+                    report.add(f"delete {path}")
     return report
 
 
@@ -113,7 +128,7 @@ async def _remove_nft_tables(leftovers: Leftovers, report: CleanupReport) -> Non
             report.add(f"delete nft table {table}")
 
 
-async def _remove_direct_server_return(leftovers: Leftovers, report: CleanupReport) -> None:
+async def _remove_routing(leftovers: Leftovers, report: CleanupReport) -> None:
     if leftovers.marks:
         deletions = [DeleteMarkServer(family, mark) for family, mark in leftovers.marks]
         async with Ipvs() as ipvs:

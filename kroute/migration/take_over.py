@@ -10,18 +10,19 @@ what is left of it. So both may be repeated, and repeating an interrupted step f
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import structlog
 
 from kroute.base.backoff import Backoff
 from kroute.checks.other_proxies import OTHER_PROXIES, OtherProxy
-from kroute.checks.running_proxies import LISTENERS, Sign, firewall_at_work, signs_of_life
+from kroute.checks.running_proxies import LISTENERS, Sign, firewall_at_work, routing_at_work, signs_of_life
 from kroute.controllers.network_policy import NetworkPolicyController
+from kroute.controllers.pod_routes import PodRoutes
 from kroute.inspect.agent_socket import AgentUnreachableError, ask_for
 from kroute.kernel.errors import KernelError
 from kroute.kernel.inotify import DirectoryChanges
@@ -45,12 +46,14 @@ NODE_PORT_RANGE = PortRange(30000, 32767)
 class TakeOverOptions(msgspec.Struct, frozen=True):
     """`node_ports`: the range of node ports.
 
-    `wait`: seconds for the agent to become ready. `force`: skip all refusals.
+    `wait`: seconds for the agent to become ready. `force`: skip all refusals. `is_by_hand`: kube-router's file of CNI
+    goes, too. A kube-router that is only restarted would not start without: its init container has seen the file.
     """
 
     node_ports: PortRange = NODE_PORT_RANGE
     wait: float = 60.0
     force: bool = False
+    is_by_hand: bool = False
 
 
 DEFAULTS = TakeOverOptions()
@@ -94,9 +97,11 @@ async def look(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) 
     """The other proxy's leftovers. Services are read only if there are virtual servers in doubt.
 
     If kroute is to enforce network policies, the other's rules for these are among them, but not before an agent has
-    written its own, nor while the other's firewall runs.
+    written its own, nor while the other's firewall runs. The same is true of the pods' network.
     """
-    node = await scan_node(proxy.with_firewall(), settings.state_dir)
+    node = await scan_node(proxy.with_firewall().with_routing(), settings)
+    if not options.is_by_hand:
+        node = msgspec.structs.replace(node, cni_files=())
     exclusion = Exclusion(settings.exclude_cidrs)
     found, no_services = recognise(proxy, node, options.node_ports, exclusion=exclusion), ""
     if found.in_doubt:
@@ -106,21 +111,47 @@ async def look(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) 
         except InitialSyncError as error:
             no_services = str(error)
     found = msgspec.structs.replace(found, no_services=no_services)
-    return await _with_firewall(found, node, settings, options) if settings.network_policies else found
+    if settings.network_policies:
+        found = await _with(_FIREWALL, firewall_at_work, found, node, settings, options)
+    return await _with(_ROUTING, routing_at_work, found, node, settings, options) if settings.pod_network else found
 
 
-async def _with_firewall(found: Leftovers, node: NodeScan, settings: Settings, options: TakeOverOptions) -> Leftovers:
-    """The same with the proxy's rules of network policies, if there are any and they may go."""
-    whole = recognise(OTHER_PROXIES[found.proxy].with_firewall(), node, options.node_ports)
-    more = {"tables": whole.tables, "sets": whole.sets, "nft_tables": whole.nft_tables}
+class _Part(NamedTuple):
+    """What kube-router may do besides Services. `field`: that of `Leftovers`. `controller`: what does it in kroute."""
+
+    field: str
+    controller: str
+    things: str
+    name: str
+
+
+_FIREWALL = _Part("with_firewall", NetworkPolicyController.name, "rules of network policies", "firewall")
+_ROUTING = _Part("with_routing", PodRoutes.name, "routes to pods", "routing")
+_OF_PARTS = ("tables", "sets", "nft_tables", "policy_rules", "routes", "tunnels", "cni_files")
+
+
+async def _with(
+    part: _Part,
+    at_work: Callable[[], str],
+    found: Leftovers,
+    node: NodeScan,
+    settings: Settings,
+    options: TakeOverOptions,
+) -> Leftovers:
+    """The same with a further part of the proxy's, if there is any and it may go."""
+    whose = msgspec.structs.replace(found, **{part.field: True}).whose
+    whole = recognise(whose, node, options.node_ports)
+    more = {name: getattr(whole, name) for name in _OF_PARTS}
     if all(getattr(found, name) == value for name, value in more.items()):
         return found
-    if not await _enforces_policies(settings.state_dir):
-        return msgspec.structs.replace(found, policies_stay=NOT_WRITTEN)
-    if not options.force and (why := firewall_at_work()):
-        why = f"its firewall seems to run ({why}): end it, and run this again, or with --force"
-        return msgspec.structs.replace(found, policies_stay=why)
-    return msgspec.structs.replace(found, **more, with_firewall=True)
+    why = ""
+    if not await _has_written(part.controller, settings.state_dir):
+        why = NOT_WRITTEN
+    elif not options.force and (sign := at_work()):
+        why = f"its {part.name} seems to run ({sign}): end it, and run this again, or with --force"
+    if why:
+        return msgspec.structs.replace(found, stays=(*found.stays, f"{found.proxy}'s {part.things} stay: {why}"))
+    return msgspec.structs.replace(found, **more, **{part.field: True})
 
 
 class _Statistics(msgspec.Struct):
@@ -129,14 +160,14 @@ class _Statistics(msgspec.Struct):
     controllers: dict[str, ControllerStatistics]
 
 
-async def _enforces_policies(state_dir: Path) -> bool:
-    """Whether an agent answers that has written the network policies."""
+async def _has_written(controller: str, state_dir: Path) -> bool:
+    """Whether an agent answers whose controller of this name has written what it should."""
     try:
         found = await ask_for(state_dir, QUESTION, partial(msgspec.json.decode, type=_Statistics))
     except AgentUnreachableError:
         return False
-    policies = found.controllers.get(NetworkPolicyController.name)
-    return policies is not None and policies.last_success > 0 and not policies.failing_for
+    asked = found.controllers.get(controller)
+    return asked is not None and asked.last_success > 0 and not asked.failing_for
 
 
 async def take_over(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
@@ -221,7 +252,7 @@ async def _remove(proxy: OtherProxy, settings: Settings, options: TakeOverOption
 
 
 def _outcome(after: Leftovers, done: list[str], failed: list[str]) -> Outcome:
-    next_step = f"nothing {'else ' if after.policies_stay else ''}of {after.proxy}'s is left"
+    next_step = f"nothing {'else ' if after.stays else ''}of {after.proxy}'s is left"
     if failed:
         next_step = f"correct what failed, and run this again: {after.proxy}'s rest is still here"
     return Outcome(done, failed, next_step, [line for line in after.warnings if line not in failed])

@@ -2,20 +2,27 @@
 
 kube-router gets the arguments of its `kube-router-proxy-daemonset.yaml`, in which Services are all that it does, and
 the account of `kubeadm-kuberouter.yaml`. Two flags are added: the cluster has both address families, and kube-router
-masquerades nothing in this set-up unless it is to masquerade everything.
+masquerades nothing in this set-up unless it is to masquerade everything. In the mode EVERYTHING it is that of
+`kubeadm-kuberouter-all-features.yaml`, with its configuration of CNI, and gives out addresses, too.
 """
 
 import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
+from tests.cluster.components import SERVICES
 from tests.cluster.machines import Cluster
 from tests.lab.kubernetes import VERSION
 from tests.lab.places import PROJECT
+from tests.lab.pod_network import CNI_CONFIGURATION
 
 _PAGE = PROJECT / "docs/migrate-from-kube-proxy.md"
 KUBE_PROXY = "kube-proxy"
 KUBE_ROUTER = "kube-router"
+EVERYTHING = "everything"
+BALANCED = "192.0.2.0/28"
+"""The addresses that it gives to Services."""
 _POD_RANGES = {4: "10.244.0.0/16", 6: "fd00:10:244::/56"}
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _KUBECONFIG = {
@@ -34,7 +41,7 @@ def deploy(cluster: Cluster, name: str, mode: str = "", *, by_label: bool = Fals
     One that runs in another mode is restarted. With `by_label` it stays away from nodes that a label gives to kroute,
     by the patch that the page has.
     """
-    *others, daemon_set = _kube_router(cluster) if name == KUBE_ROUTER else _kube_proxy(cluster, mode)
+    *others, daemon_set = _kube_router(cluster, mode) if name == KUBE_ROUTER else _kube_proxy(cluster, mode)
     if by_label:
         found = re.search(r"'(\{.*kroute\.io/service-proxy.*\})'", _PAGE.read_text())
         assert found, "the page has no patch any more"
@@ -79,14 +86,15 @@ def _kube_proxy(cluster: Cluster, mode: str) -> list[Object]:
     return _deployed(cluster, KUBE_PROXY, "system:node-proxier", container, files)
 
 
-def _kube_router(cluster: Cluster) -> list[Object]:
+def _kube_router(cluster: Cluster, mode: str) -> list[Object]:
+    does = ["--run-router=false", "--run-firewall=false", "--run-service-proxy=true", "--masquerade-all=true"]
+    if mode == EVERYTHING:
+        does = ["--run-router=true", "--run-firewall=true", "--run-service-proxy=true", "--bgp-graceful-restart=true"]
+        does += ["--run-loadbalancer=true", f"--loadbalancer-ip-range={BALANCED}"]
+        does += [f"--service-cluster-ip-range={SERVICES[4]},{SERVICES[6]}"]
     container: Object = {
         "image": "docker.io/cloudnativelabs/kube-router:v2",
-        "args": [
-            *("--run-router=false", "--run-firewall=false", "--run-service-proxy=true"),
-            "--kubeconfig=/var/lib/kube-router/kubeconfig.conf",
-            *("--enable-ipv6=true", "--masquerade-all=true"),
-        ],
+        "args": [*does, "--kubeconfig=/var/lib/kube-router/kubeconfig.conf", "--enable-ipv6=true"],
         "readinessProbe": {"httpGet": {"path": "/healthz", "port": 20244}, "periodSeconds": 2},
     }
     read = ["get", "list", "watch"]
@@ -95,8 +103,32 @@ def _kube_router(cluster: Cluster) -> list[Object]:
         {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": read},
         {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": read},
     ]
+    rules += [
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
+        {"apiGroups": [""], "resources": ["services/status"], "verbs": ["update"]},
+    ]
     role = {**_of(KUBE_ROUTER, "rbac.authorization.k8s.io/v1", "ClusterRole"), "rules": rules}
-    return [role, *_deployed(cluster, KUBE_ROUTER, KUBE_ROUTER, container, {})]
+    files = {"cni-conf.json": json.dumps(CNI_CONFIGURATION)} if mode == EVERYTHING else {}
+    *others, daemon_set = _deployed(cluster, KUBE_ROUTER, KUBE_ROUTER, container, files)
+    return [role, *others, _with_cni(daemon_set) if mode == EVERYTHING else daemon_set]
+
+
+def _with_cni(daemon_set: Any) -> Object:
+    """The DaemonSet with the init container that puts the configuration of CNI where there is none."""
+    pod = daemon_set["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    place = {"name": "cni-conf-dir", "mountPath": "/etc/cni/net.d"}
+    path = "/etc/cni/net.d/10-kuberouter.conflist"
+    copied = f"[ -f {path} ] || cp /var/lib/{KUBE_ROUTER}/cni-conf.json {path}"
+    own_name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    container["env"] += [own_name, {"name": "KUBE_ROUTER_CNI_CONF_FILE", "value": path}]
+    container["volumeMounts"].append(place)
+    mounts = [place, container["volumeMounts"][0]]
+    command = {"command": ["sh", "-c", copied], "volumeMounts": mounts}
+    pod["initContainers"] = [{"name": "install-cni", "image": container["image"], **command}]
+    pod["volumes"].append({"name": "cni-conf-dir", "hostPath": {"path": "/etc/cni/net.d"}})
+    found: Object = daemon_set
+    return found
 
 
 def _deployed(cluster: Cluster, name: str, role: str, container: Object, files: Mapping[str, str]) -> list[Object]:

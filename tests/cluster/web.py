@@ -152,7 +152,7 @@ class Web:
         def on(node: Host, entering: str) -> str:
             return self.cluster.on(node, f"{entering} python3 {load} {cluster_ip} /run/end")
 
-        entering = self._entering(second)
+        entering = self.entering(second)
         with ThreadPoolExecutor() as threads:
             callers = {
                 "beside the nodes, by the node port of node1": threads.submit(beside, first),
@@ -174,7 +174,7 @@ class Web:
         assert not any(it["failed"] for it in seen.values()), seen
         assert min(calls.values()) > LEAST_CALLS, calls
 
-    def _entering(self, node: Host) -> str:
+    def entering(self, node: Host) -> str:
         """The command that enters the network namespace of the client on a node."""
         address = self.cluster.kubectl("get", "pod", f"client-{node.name}", "-o", "jsonpath={.status.podIP}")
         find = f"for it in /run/netns/*; do nsenter --net=$it ip -o address | grep -qw {address} && echo $it; done"

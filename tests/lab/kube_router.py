@@ -1,9 +1,11 @@
-"""kube-router as a process of a node of the lab, the real one: its firewall, which enforces NetworkPolicies."""
+"""kube-router as a process of a node of the lab, the real one: its firewall, which enforces NetworkPolicies, or its
+router, which connects pods."""
 
 import asyncio
 import re
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.lab.cluster import Node
@@ -20,29 +22,46 @@ NFT_TABLES = "nft"
 class KubeRouter:
     """kube-router on a node. `how` is a variant of iptables, "legacy" or "nft-variant", or NFT_TABLES.
 
-    `serves`: it serves Services, too.
+    `serves`: it serves Services, too. With `cni`, its configuration of CNI, it connects pods and has no firewall.
+    `more` are further arguments.
     """
 
-    def __init__(self, node: Node, feed: ApiFeed, program: Path, how: str, *, serves: bool = False) -> None:
+    def __init__(
+        self,
+        node: Node,
+        feed: ApiFeed,
+        program: Path,
+        how: str,
+        *,
+        serves: bool = False,
+        cni: Path | None = None,
+        more: Sequence[str] = (),
+    ) -> None:
         self.node = node
         self.log = node.state_dir.parent / "kube-router.log"
         self._flags = feed.flags
         self._program = program
         self._how = how
         self._serves = serves
+        self._cni = cni
+        self._more = more
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> None:
         """Start its process."""
         argv = [
             *(str(self._program), *self._flags, "--hostname-override", self.node.name, "--enable-ipv6=true"),
-            *("--run-firewall=true", "--run-router=false", f"--run-service-proxy={str(self._serves).lower()}", "--v=2"),
+            *(f"--run-firewall={_switch(self._cni is None)}", f"--run-router={_switch(self._cni is not None)}"),
+            *(f"--run-service-proxy={_switch(self._serves)}", "--v=2", *self._more),
             *("--service-cluster-ip-range", f"{SERVICE_RANGE},{SERVICE_RANGE6}"),
             *(["--use-nftables-for-netpol=true"] if self._how == NFT_TABLES else []),
         ]
         variant = "legacy" if self._how == "legacy" else "nft"
+        environment = {**environment_with(self.node, variant), "KUBE_ROUTER_CNI_CONF_FILE": str(self._cni)}
+        own_tables = 'mount -t tmpfs tables /etc/iproute2 && touch /etc/iproute2/rt_tables && exec "$@"'
+        argv = ["unshare", "--mount", "sh", "-c", own_tables, "sh", *argv]  # it writes there; the lab's is read-only
         with self.log.open("ab") as log, self.node.namespace.inside():
-            self._process = subprocess.Popen(argv, stdout=log, stderr=log, env=environment_with(self.node, variant))
+            self._process = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
 
     async def start(self, *addresses: str) -> None:
         """Start it; return when it is at rest, and its rules name these addresses of pods.
@@ -84,3 +103,7 @@ class KubeRouter:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+
+def _switch(value: object) -> str:
+    return str(bool(value)).lower()

@@ -16,6 +16,21 @@ from tests.lab.topology import CLIENT, NODES, Place
 PLUGINS = Path("/usr/lib/cni")
 FAR = "node3"
 """The node in a subnet of its own."""
+CNI_CONFIGURATION = {
+    "cniVersion": "0.3.0",
+    "name": "mynet",
+    "plugins": [
+        {
+            "name": "kubernetes",
+            "type": "bridge",
+            "bridge": "kube-bridge",
+            "isDefaultGateway": True,
+            "hairpinMode": True,
+            "ipam": {"type": "host-local"},
+        }
+    ],
+}
+"""That of kube-router's own manifests."""
 GATEWAYS = "192.168.123.1", "192.168.124.1", "fd00:192:168:123::1", "fd00:192:168:124::1"
 
 
@@ -88,7 +103,7 @@ class Runtime:
         result: dict[str, Any] = {}
         shared = {"cniVersion": configuration["cniVersion"], "name": configuration["name"]}
         for plugin in configuration["plugins"]:
-            given = {**shared, **plugin, **({"prevResult": result} if result else {})}
+            given = {**plugin, **shared, **({"prevResult": result} if result else {})}
             if "ipam" in plugin:  # all nodes of the lab have one /var
                 given["ipam"] = {**plugin["ipam"], "dataDir": str(self._leases)}
             variables = {

@@ -96,6 +96,7 @@ RUN_BY = {
     "ip rule": ANOTHER_PROGRAM,
     "ipset list": ANOTHER_PROGRAM,
     "iptables-save": ANOTHER_PROGRAM,
+    "xargs": "tests/cluster/test_all_of_kube_router.py",
 }
 """For each command with its verb the test that runs it, or the reason why none does."""
 
@@ -251,11 +252,12 @@ def test_every_patch_leaves_a_valid_object(command: Command, tmp_path: Path) -> 
     """`--local` applies it to a DaemonSet of that name without a cluster."""
     name = command.words[command.words.index("daemonset") + 1]
     daemonset = {**the("DaemonSet", render(KUSTOMIZE / "base")), "metadata": {"name": name}}
+    daemonset["spec"]["template"]["spec"]["containers"][0]["args"] = ["--v=2"]
     (tmp_path / "daemonset.json").write_text(json.dumps(daemonset))
     options = command.words[command.words.index("--type") :]
     patched = kubectl("patch", "--local", "-f", str(tmp_path / "daemonset.json"), "-o", "json", *options)
     validate(patched)
-    assert "kroute.io/service-proxy" in json.dumps(patched)
+    assert re.search("kroute.io/service-proxy|--run-service-proxy=false", json.dumps(patched))
     assert patched["spec"]["template"]["spec"] != daemonset["spec"]["template"]["spec"]
 
 

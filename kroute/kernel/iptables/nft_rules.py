@@ -106,6 +106,9 @@ _XT_MARK = struct.Struct("=II")
 _XT_IPVS = struct.Struct("=32x2xBB2xBB")
 """struct xt_ipvs_mtinfo: protocol, forwarding method, what is negated, what is asked for."""
 _IPVS_DIRECTION, _IPVS_METHOD = 0x10, 0x20
+_XT_SET = struct.Struct("=HxB")
+"""The beginning of struct xt_set_info: the set's number in the kernel (its name is not there), and flags."""
+_SET_INVERTED, _SET_SOURCE = 1, 2
 _IPVS_METHODS = {0: "MASQ", 2: "IPIP", 3: "GATE"}
 _PLAIN_WORD = re.compile(r"[\w.,:/@%+=-]+")
 _VERDICTS = {VerdictCode.ACCEPT: "ACCEPT", VerdictCode.DROP: "DROP", VerdictCode.RETURN: "RETURN"}
@@ -130,6 +133,8 @@ def _words(family: int, rule: NftRule) -> Iterator[str]:
                 yield from _comparison(family, *loaded[parts[1]], parts)
             elif name == "match":
                 yield from _match(_name(parts[1]), parts[3])
+            elif name == "masq":
+                verdict = ["-j", "MASQUERADE"]
             elif name == "target":
                 verdict = _target(_name(parts[1]), parts[3])
             elif name == "immediate":
@@ -188,6 +193,10 @@ def _match(name: str, said: bytes) -> Iterator[str]:
             yield from ("--vdir", "REPLY" if negated & _IPVS_DIRECTION else "ORIGINAL")
         if asked & _IPVS_METHOD and not negated & _IPVS_METHOD:
             yield from ("--vmethod", _IPVS_METHODS.get(method, str(method)))
+    elif name == "set":
+        number, flags = _XT_SET.unpack_from(said)
+        yield from ("!", "--match-set") if flags & _SET_INVERTED else ("--match-set",)
+        yield from (f"#{number}", "src" if flags & _SET_SOURCE else "dst")
 
 
 def _target(name: str, said: bytes) -> list[str]:

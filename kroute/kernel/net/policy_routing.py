@@ -50,7 +50,10 @@ class PolicyRule(NamedTuple):
 
 
 class TableRoute(NamedTuple):
-    """A route of some table. `destination` is "default" or ADDRESS/LENGTH; `interface` is "" if it has none."""
+    """A route of some table. `destination` is "default" or ADDRESS/LENGTH; `interface` is "" if it has none.
+
+    `protocol` is the number of its origin.
+    """
 
     family: int
     table: int
@@ -58,6 +61,7 @@ class TableRoute(NamedTuple):
     interface: str
     is_local: bool
     payload: bytes = b""
+    protocol: int = 0
 
     def __str__(self) -> str:
         kind = "local " if self.is_local else ""
@@ -107,11 +111,12 @@ def _parse_rule(payload: bytes) -> PolicyRule:
 
 
 def _parse_route(payload: bytes, names: dict[int, str]) -> TableRoute:
-    family, length, _, _, table, _, _, kind, _ = ROUTE_HEADER.unpack_from(payload)
+    family, length, _, _, table, protocol, _, kind, _ = ROUTE_HEADER.unpack_from(payload)
     found = attributes(payload, ROUTE_HEADER.size)
     destination = f"{unpack_address(found[RTA_DST])}/{length}" if RTA_DST in found else "default"
     interface = names.get(number_in(found, RTA_OIF), "")
-    return TableRoute(family, number_in(found, RTA_TABLE, table), destination, interface, kind == RTN_LOCAL, payload)
+    table = number_in(found, RTA_TABLE, table)
+    return TableRoute(family, table, destination, interface, kind == RTN_LOCAL, payload, protocol)
 
 
 def _name(family: int) -> str:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from kroute.checks.other_proxies import OTHER_PROXIES
+from kroute.kernel.ipset import Element
 from kroute.kernel.iptables.tools import SavedTable, parse_saved
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
 from kroute.kernel.nftables.objects import Table
@@ -142,6 +143,58 @@ def test_policy_routing_is_kube_routers_by_priority_and_table() -> None:
     assert found.policy_rules == rules[:2]
     assert found.routes == (routes[0], routes[2])
     assert recognised("kube-proxy", policy_rules=rules, table_routes=routes).are_removed
+
+
+EGRESS = "-m set --match-set {0} src -m set ! --match-set {0} dst -m set ! --match-set {1} dst -j MASQUERADE"
+ROUTING = """\
+*nat
+:POSTROUTING ACCEPT [0:0]
+-A POSTROUTING {egress} --random-fully
+-A POSTROUTING {others}
+-A POSTROUTING -j MASQUERADE
+COMMIT
+*filter
+:FORWARD ACCEPT [0:0]
+-A FORWARD -o eth0 -m comment --comment "allow outbound node port traffic on node interface with which node ip is \
+associated" -j ACCEPT
+-A FORWARD -o kube-bridge -m comment --comment "allow inbound traffic to pods" -j ACCEPT
+-A FORWARD -i kube-bridge -m comment --comment "allow outbound traffic from pods" -j ACCEPT
+-A FORWARD -i kube-bridge -m comment --comment "mine" -j ACCEPT
+COMMIT
+"""
+"""What kube-router's router has in iptables, beside rules of others."""
+
+
+@pytest.mark.parametrize(("pods", "nodes"), [("kube-router-pod-subnets", "kube-router-node-ips"), ("#3", "#4")])
+def test_rules_of_kube_routers_routing_are_its_own_if_kroute_connects_pods(pods: str, nodes: str) -> None:
+    egress, others = EGRESS.format(pods, nodes), EGRESS.format("#7", "#8").replace("dst -m set ! --match-set #8 ", "")
+    tables = {"IPv4 nft": parse_saved(ROUTING.format(egress=egress, others=others))}
+    node = msgspec.structs.replace(EMPTY, tables=tables)
+    proxy = OTHER_PROXIES["kube-router"]
+    assert recognise(proxy, node, NODE_PORT_RANGE).are_removed
+    found = {it.table: it.rules for it in recognise(proxy.with_routing(), node, NODE_PORT_RANGE).tables}
+    assert found["nat"] == (f"POSTROUTING {egress} --random-fully",)
+    assert len(found["filter"]) == 3
+    assert not [rule for rule in found["filter"] if "mine" in rule]
+
+
+def test_routes_tunnels_sets_and_files_of_kube_routers_routing_are_its_own_if_kroute_connects_pods() -> None:
+    rules = PolicyRule(AF_INET, 32765, None, 77), PolicyRule(AF_INET, 32766, None, 254)
+    routes = (
+        TableRoute(AF_INET, 254, "10.244.1.0/24", "tun-2b2488a2f2a", is_local=False, protocol=17),
+        TableRoute(AF_INET, 77, "192.0.2.7/32", "tun-2b2488a2f2a", is_local=False, protocol=3),
+        TableRoute(AF_INET, 254, "10.244.2.0/24", "eth0", is_local=False, protocol=108),
+    )
+    more = {"tunnels": ("tun-2b2488a2f2a",), "cni_files": ("/etc/cni/net.d/10-kuberouter.conflist",)}
+    names = {"kube-router-pod-subnets", "inet6:kube-router-node-ips"}
+    sets = {name: frozenset[Element]() for name in (*names, "kube-router-another")}
+    node = msgspec.structs.replace(EMPTY, policy_rules=rules, table_routes=routes, sets=sets, **more)
+    proxy = OTHER_PROXIES["kube-router"]
+    assert recognise(proxy, node, NODE_PORT_RANGE).are_removed
+    found = recognise(proxy.with_firewall().with_routing(), node, NODE_PORT_RANGE)
+    assert (found.policy_rules, found.routes, set(found.sets)) == (rules[:1], routes[:2], names)
+    assert {name: getattr(found, name) for name in more} == more
+    assert recognise(OTHER_PROXIES["kube-proxy"].with_routing(), node, NODE_PORT_RANGE).are_removed
 
 
 def server(address: str, port: int, protocol: Protocol = Protocol.TCP) -> VirtualServerKey:

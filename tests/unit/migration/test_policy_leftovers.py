@@ -1,4 +1,5 @@
-"""Another firewall's rules of network policies go when kroute's own stand and that firewall has ended, not before."""
+"""What kube-router has of network policies and of routing goes when kroute's own stands and that part of kube-router
+has ended, not before."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from kroute.migration import take_over
 from kroute.migration.leftovers import Leftovers, NodeScan
 from kroute.migration.take_over import DEFAULTS, NOT_WRITTEN, look
 from kroute.reconcile.pass_status import ControllerStatistics
+from kroute.settings import Settings
 from tests.builders import settings
 from tests.real_proxies import KUBE_ROUTER_FIREWALL
 from tests.unit.migration.test_real_leftovers import scan
@@ -28,17 +30,21 @@ class KubeRoutersNode:
         """What the agent says of its controllers; None: no agent answers."""
         self.firewall = ""
         """Why kube-router's firewall counts as running."""
+        self.scanned = scan(KUBE_ROUTER_FIREWALL)
         monkeypatch.setattr(take_over, "scan_node", self._scan)
         monkeypatch.setattr(take_over, "ask_for", self._ask)
         monkeypatch.setattr(take_over, "firewall_at_work", lambda: self.firewall)
 
-    async def look(self, *, policies: bool = True, force: bool = False) -> Leftovers:
-        options = msgspec.structs.replace(DEFAULTS, force=force)
-        return await look(OTHER_PROXIES["kube-router"], settings(network_policies=policies), options)
+    async def look(
+        self, *, policies: bool = True, pods: bool = False, force: bool = False, by_hand: bool = False
+    ) -> Leftovers:
+        options = msgspec.structs.replace(DEFAULTS, force=force, is_by_hand=by_hand)
+        chosen = settings(network_policies=policies, pod_network=pods)
+        return await look(OTHER_PROXIES["kube-router"], chosen, options)
 
-    async def _scan(self, proxy: OtherProxy, _state_dir: Path) -> NodeScan:
-        assert proxy == OTHER_PROXIES["kube-router"].with_firewall()
-        return scan(KUBE_ROUTER_FIREWALL)
+    async def _scan(self, proxy: OtherProxy, _settings: Settings) -> NodeScan:
+        assert proxy == OTHER_PROXIES["kube-router"].with_firewall().with_routing()
+        return self.scanned
 
     async def _ask(self, _state_dir: Path, _question: str, read: Callable[[bytes], object]) -> object:
         if self.controllers is None:
@@ -93,3 +99,22 @@ async def test_without_network_policies_they_are_nobodys_business(node: KubeRout
     found = await node.look(policies=False)
     assert (found.are_removed, found.warnings) == (True, [])
     assert found.whose == OTHER_PROXIES["kube-router"]
+
+
+async def test_what_it_has_of_routing_goes_by_the_same_rule_and_its_file_by_hand_alone(
+    node: KubeRoutersNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tunnels, files = ("tun-2b2488a2f2a",), ("/etc/cni/net.d/10-kuberouter.conflist",)
+    node.scanned = msgspec.structs.replace(node.scanned, tunnels=tunnels, cni_files=files)
+    assert (await node.look(policies=False)).are_removed, "kroute connects no pods"
+    found = await node.look(policies=False, pods=True)
+    assert found.warnings == [f"kube-router's routes to pods stay: {NOT_WRITTEN}"]
+    node.controllers = {"pod_routes": WRITTEN}
+    monkeypatch.setattr(take_over, "routing_at_work", lambda: AT_WORK)
+    found = await node.look(policies=False, pods=True)
+    assert f"its routing seems to run ({AT_WORK})" in found.warnings[0]
+    monkeypatch.setattr(take_over, "routing_at_work", str)
+    found = await node.look(policies=False, pods=True)
+    assert (found.tunnels, found.cni_files, found.warnings) == (tunnels, (), [])
+    assert (await node.look(policies=False, pods=True, by_hand=True)).cni_files == files
+    assert found.whose == OTHER_PROXIES["kube-router"].with_routing()

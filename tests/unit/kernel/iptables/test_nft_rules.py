@@ -93,6 +93,10 @@ async def read(*rules: NftRule, table: Table = NAT, chains: tuple[Chain, ...] = 
             '-m ipvs --vdir ORIGINAL --vmethod MASQ -m comment --comment "" -j SNAT',
         ),
         ((ipvs(reply=True), JUMP), "-m ipvs --vdir REPLY --vmethod MASQ -j KUBE-SERVICES"),
+        (
+            (envelope("match", "set", b"\3\0\1\2"), envelope("match", "set", b"\4\0\1\1"), JUMP),
+            "-m set --match-set #3 src -m set ! --match-set #4 dst -j KUBE-SERVICES",
+        ),
         ((envelope("match", "conntrack", bytes(100)), JUMP), "-m conntrack -j KUBE-SERVICES"),
         # what is cut short or unknown is left out, and the verdict stays
         ((envelope("match", "ipvs", b"\0"), envelope("match", "udp", b"\0"), JUMP), "-m ipvs -m udp -j KUBE-SERVICES"),
