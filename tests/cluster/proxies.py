@@ -127,6 +127,7 @@ def _with_cni(daemon_set: Any) -> Object:
     command = {"command": ["sh", "-c", copied], "volumeMounts": mounts}
     pod["initContainers"] = [{"name": "install-cni", "image": container["image"], **command}]
     pod["volumes"].append({"name": "cni-conf-dir", "hostPath": {"path": "/etc/cni/net.d"}})
+    daemon_set["spec"]["updateStrategy"]["rollingUpdate"] = {"maxUnavailable": 1}
     found: Object = daemon_set
     return found
 
