@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import kubernetes
-from tests.lab.cluster import Node, Pod
+from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.deployment import eventually, goes_on
 from tests.lab.feed import ApiFeed, control_plane
 from tests.lab.kube_router import KubeRouter
@@ -94,7 +94,7 @@ async def test_pods_go_from_kube_routers_network_to_kroutes_without_an_interrupt
     tmp_path: Path, overlay: str, how: str
 ) -> None:
     async with (
-        network(tmp_path, "--overlay", overlay) as here,
+        network(tmp_path, "--overlay", overlay, prepare=as_with_its_service_proxy) as here,
         routed_by_kube_router(here, how, f"--overlay-type={overlay}") as routers,
     ):
         old = [await runtime.pod(f"old-{name}", http=PORT) for name, runtime in here.runtimes.items()]
@@ -127,6 +127,13 @@ async def test_pods_go_from_kube_routers_network_to_kroutes_without_an_interrupt
         await here.deployment.agents[FAR].terminate()
         await here.start(nodes=[FAR])
         await all_reach_each_other([*old, *new, await here.runtimes[FAR].pod("later", http=PORT)])
+
+
+def as_with_its_service_proxy(cluster: Cluster) -> None:
+    """Have the reverse path filters that kube-router sets when it serves Services."""
+    for node in cluster.nodes.values():
+        for of in "all", "default", "eth0":
+            node.sysctl(f"net.ipv4.conf.{of}.rp_filter", 2)
 
 
 async def ended(*loads: Load) -> None:

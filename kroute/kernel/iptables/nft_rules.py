@@ -106,8 +106,8 @@ _XT_MARK = struct.Struct("=II")
 _XT_IPVS = struct.Struct("=32x2xBB2xBB")
 """struct xt_ipvs_mtinfo: protocol, forwarding method, what is negated, what is asked for."""
 _IPVS_DIRECTION, _IPVS_METHOD = 0x10, 0x20
-_XT_SET = struct.Struct("=HxB")
-"""The beginning of struct xt_set_info: the set's number in the kernel (its name is not there), and flags."""
+_XT_SET = struct.Struct("=HBB")
+"""The beginning of struct xt_set_info: the set's number in the kernel (its name is not there), dimensions, flags."""
 _SET_INVERTED, _SET_SOURCE = 1, 2
 _IPVS_METHODS = {0: "MASQ", 2: "IPIP", 3: "GATE"}
 _PLAIN_WORD = re.compile(r"[\w.,:/@%+=-]+")
@@ -194,7 +194,7 @@ def _match(name: str, said: bytes) -> Iterator[str]:
         if asked & _IPVS_METHOD and not negated & _IPVS_METHOD:
             yield from ("--vmethod", _IPVS_METHODS.get(method, str(method)))
     elif name == "set":
-        number, flags = _XT_SET.unpack_from(said)
+        number, _dimensions, flags = _XT_SET.unpack_from(said)
         yield from ("!", "--match-set") if flags & _SET_INVERTED else ("--match-set",)
         yield from (f"#{number}", "src" if flags & _SET_SOURCE else "dst")
 

@@ -108,8 +108,11 @@ PROTOCOL = 108
 """What our routes name as their origin (`proto` of ip-route)."""
 TABLE = 27508
 """The routing table of what this node's pods send to other nodes' own addresses."""
-PRIORITY = 32700
-"""Of the rules that lead to it: before table main."""
+PRIORITY = 32765
+"""Of the rules that lead to it: the last before table main, and after kube-router's, which has this one or a smaller.
+
+What comes out of its tunnel is dropped (`rp_filter`) where the way back to a node is ours.
+"""
 METRIC = 2048
 """Greater than those that programs and the kernel give by themselves."""
 MOST_LOOKED_UP = 64
@@ -477,7 +480,8 @@ def _parse_tunnel(payload: bytes) -> tuple[str, Tunnel] | None:
         return name, Tunnel("", "", 0, is_up=False)
     is_gue = IFLA_IPTUN_ENCAP_TYPE in data and to_u16(data[IFLA_IPTUN_ENCAP_TYPE]) == TUNNEL_ENCAP_GUE
     port = to_be16(data[IFLA_IPTUN_ENCAP_DPORT]) if is_gue and IFLA_IPTUN_ENCAP_DPORT in data else 0
-    own = to_text(found.get(IFLA_IFALIAS, b"")) if not any(local) else unpack_address(local)
+    stands_by = not any(local) and IFLA_IFALIAS in found
+    own = to_text(found[IFLA_IFALIAS]) if stands_by else unpack_address(local)
     return name, Tunnel(own, unpack_address(remote), port, bool(flags & IFF_UP))
 
 

@@ -42,6 +42,7 @@ HEADERS = (
     "linux/netfilter/xt_ipvs.h",
     "linux/netfilter/xt_mark.h",
     "linux/netfilter/xt_sctp.h",
+    "linux/netfilter/xt_set.h",
     "linux/netfilter/xt_tcpudp.h",
     "linux/netfilter_ipv4/ip_tables.h",
     "linux/netfilter_ipv6/ip6_tables.h",
@@ -145,6 +146,7 @@ PACKED = (
     Packed("xt_mark_mtinfo1", neighbours._XT_MARK, "mark mask", LAST),
     Packed("xt_connmark_tginfo1", neighbours._XT_CONNMARK, "ctmark ctmask nfmask mode", LAST),
     Packed("xt_ipvs_mtinfo", nft_rules._XT_IPVS, "l4proto fwd_method invert bitmask", LAST),
+    Packed("xt_set_info", nft_rules._XT_SET, "index dim flags"),
     Packed("xt_tcp", nft_rules._FIRST_AND_LAST, "spts[0] spts[1]", LAST),
 )
 
