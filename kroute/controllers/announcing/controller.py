@@ -267,7 +267,12 @@ class Announcing(Controller):
         return configuration(plan, addresses, passwords)
 
     async def _has_text(self) -> bool:
-        """Whether BIRD says that it has what it was told last. Its sessions are noted."""
+        """Whether BIRD says that it has what it was told last. Its sessions are noted.
+
+        While BIRD is away it is not asked again, since each question may take long, before it has been told again.
+        """
+        if not self._told.text and self.seen == {}:
+            return False
         try:
             self._note_sessions(await self.sessions())
             return bool(self._told.text) and await self._speaking.bird.has(self._told.text)

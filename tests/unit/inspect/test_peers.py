@@ -61,6 +61,27 @@ async def test_who_observes_sees_the_sessions_of_the_last_look_and_asks_nobody(t
     assert [(peer.state, peer.bfd) for peer in peers_seen(announcing)] == [("unknown", "unknown")]
 
 
+async def test_a_bird_that_is_away_is_asked_once_until_it_has_been_told_again(tmp_path: Path) -> None:
+    node = await started(tmp_path, serving("web", 1))
+    sessions, asked = node.bird.sessions, list[None]()
+
+    async def counted() -> list[Session]:
+        asked.append(None)
+        return await sessions()
+
+    node.bird.sessions = counted  # type: ignore[method-assign]
+    node.bird.away = True
+    await node.resync()
+    assert len(asked) == 1
+    await node.resync()
+    assert len(asked) == 1
+    node.bird.restart()
+    node.bird.known = [UP]
+    await node.wait(60.0)
+    await node.resync()
+    assert [peer.state for peer in peers_seen(announcing_of(node))] == ["Established"]
+
+
 async def test_a_session_that_is_not_up_is_a_problem_until_it_is(tmp_path: Path) -> None:
     node = await started(tmp_path, serving("web", 1))
     node.bird.known = [Session("kroute-192.168.123.1", "Active", "13:31:15", "192.168.123.1", 65000, last_error="Hold")]
