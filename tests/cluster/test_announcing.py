@@ -6,76 +6,37 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
+from tests.cluster import announcements
 from tests.cluster import load as load_of_calls
 from tests.cluster.agents import SYSTEM
 from tests.cluster.installation import install, rolls_out, uninstall, upgrade
 from tests.cluster.machines import Cluster
-from tests.cluster.test_allocation import balanced, has
+from tests.cluster.test_allocation import balanced, ingress
 from tests.cluster.test_load_balancers import at
 from tests.cluster.web import LEAST_CALLS, LONGEST, Web
-from tests.lab.hosts import Host
 from tests.lab.routers import BirdProcess
-from tests.lab.traffic import Traffic
 
-ADDRESSES = ("192.0.2.20", "2001:db8:2::20")
 BIRD = "daemonset/kroute-bird"
-_FAMILIES = "ipv4 { import all; export none; }; ipv6 { import all; export none; };"
-
-
-def settings(router: str) -> tuple[str, ...]:
-    """What the chart is told."""
-    values = {
-        "announce": "true",
-        "advertise-loadbalancer-ip": "true",
-        "peer-router-ips": router,
-        "peer-router-asns": "65000",
-        "allocate-load-balancer-ips": "true",
-        "loadbalancer-ip-range": f"{{{','.join(ADDRESSES)}}}",
-    }
-    return tuple(word for name, value in values.items() for word in ("--set", f"settings.{name}={value}"))
-
-
-@contextmanager
-def router(cluster: Cluster, directory: Path) -> Iterator[BirdProcess]:
-    """A router on the wire that learns from the nodes, divides its packets over them, and knows nothing of kroute."""
-    own = cluster.control.place.wire.addresses
-    sessions = [
-        f"protocol bgp {name} {{ local {own[0]} as 65000; neighbor {node.address} as 64512; {_FAMILIES} }}"
-        for name, node in cluster.nodes.items()
-    ]
-    kernel = [
-        f"protocol kernel kernel{it} {{ merge paths on; ipv{it} {{ import none; export all; }}; }}" for it in (4, 6)
-    ]
-    text = "\n".join(["log stderr all;", f"router id {own[0]};", "protocol device { }", *kernel, *sessions])
-    traffic = Traffic()
-    process = BirdProcess.router(Host("router", cluster.wire, traffic, *own), directory / "router", text + "\n")
-    try:
-        yield process
-    finally:
-        process.kill()
-        for address in ADDRESSES:
-            cluster.run("sh", "-c", f"while ip route del {address} 2>/dev/null; do :; done")
-        traffic.close()
+SETTINGS = tuple(word for value in announcements.VALUES for word in ("--set", value))
 
 
 class Routes:
     """What the router knows of the nodes."""
 
-    def __init__(self, cluster: Cluster, process: BirdProcess) -> None:
-        self._cluster, self._process = cluster, process
+    def __init__(self, cluster: Cluster, process: BirdProcess, addresses: list[str]) -> None:
+        self._cluster, self._process, self._addresses = cluster, process, addresses
 
     def are_by(self, *nodes: str) -> bool:
         """Whether it reaches each address by these nodes and no others."""
         places = [self._cluster.nodes[name].place for name in nodes]
-        expected = [{place.addresses[index] for place in places} for index in range(len(ADDRESSES))]
-        return [self._process.next_hops(address) for address in ADDRESSES] == expected
+        expected = [{place.addresses[index] for place in places} for index in range(len(self._addresses))]
+        return [self._process.learned(address) for address in self._addresses] == expected
 
     def sessions(self) -> dict[str, list[str]]:
         """The line of each session: since when it is as it is, and how it is."""
-        lines = [line.split() for line in self._process.ask("show", "protocols").splitlines()]
+        lines = [line.split() for line in self._process.ask("show protocols").splitlines()]
         return {words[0]: words[1:] for words in lines if words[1:2] == ["BGP"]}
 
     def all_are_up(self) -> bool:
@@ -91,7 +52,7 @@ class Routes:
             lost = []
             while not end.exists():
                 if not self.are_by(*self._cluster.nodes):
-                    lost.append([self._process.next_hops(address) for address in ADDRESSES])
+                    lost.append([self._process.learned(address) for address in self._addresses])
                 time.sleep(0.2)
             return lost
 
@@ -101,7 +62,7 @@ class Routes:
             )
 
         with ThreadPoolExecutor() as threads:
-            watcher, *callers = threads.submit(watch), *(threads.submit(call, address) for address in ADDRESSES)
+            watcher, *callers = threads.submit(watch), *(threads.submit(call, address) for address in self._addresses)
             try:
                 yield
             finally:
@@ -130,17 +91,18 @@ def bird_rolls_out(cluster: Cluster) -> None:
 
 
 def test_a_router_keeps_an_address_through_updates_and_loses_it_by_the_uninstallation(
-    cluster: Cluster, web: Web, tmp_path: Path
+    cluster: Cluster, web: Web
 ) -> None:
     names = web.names()
     try:
-        with router(cluster, tmp_path) as process, cluster.having(balanced("announced")):
-            routes, nodes = Routes(cluster, process), tuple(cluster.nodes)
-            upgrade(cluster, *settings(cluster.control.place.wire.addresses[0]))
+        with announcements.router(cluster) as process, cluster.having(balanced("announced")):
+            upgrade(cluster, *SETTINGS)
             bird_rolls_out(cluster)
-            cluster.wait_until("it has addresses", partial(has, cluster, "announced", list(ADDRESSES)))
+            cluster.wait_until("it has addresses", lambda: len(ingress(cluster, "announced")) == 2)
+            addresses, nodes = ingress(cluster, "announced"), tuple(cluster.nodes)
+            routes = Routes(cluster, process, addresses)
             cluster.wait_until("the router knows both nodes", lambda: routes.are_by(*nodes))
-            for address in ADDRESSES:
+            for address in addresses:
                 assert web.answers_from_wire(f"http://{at(address)}") == names
             before = routes.sessions()
             with routes.kept():
@@ -157,7 +119,7 @@ def test_a_router_keeps_an_address_through_updates_and_loses_it_by_the_uninstall
                 cluster.on(cluster.nodes["node1"], "pkill -STOP -x bird")
                 cluster.wait_until("a BIRD that hangs is killed", lambda: pods(cluster) == {"node1": 1, "node2": 0})
                 cluster.wait_until("all sessions are up", routes.all_are_up)
-            for address in ADDRESSES:
+            for address in addresses:
                 assert web.answers_from_wire(f"http://{at(address)}") == names
             uninstall(cluster)
             assert routes.are_by()

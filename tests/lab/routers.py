@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from tests.lab.hosts import Host
+from tests.lab.namespaces import CommandError
 
 ENDS_WITHIN = 60.0
 """Seconds that only a program that hangs takes to end."""
@@ -104,7 +105,7 @@ class BirdProcess:
     def leave(self) -> None:
         """End it as docs/routing.md says: its routers are to keep what it has announced."""
         assert self._process is not None
-        self._ask("graceful restart")
+        self.ask("graceful restart")
         self._process.wait(ENDS_WITHIN)
         self._process = None
 
@@ -120,9 +121,20 @@ class BirdProcess:
 
     def has_recovered(self) -> bool:
         """Whether it has told its routers again what they keep from before its restart."""
-        return "recovery in progress" not in self._ask("show status")
+        return "recovery in progress" not in self.ask("show status")
 
-    def _ask(self, command: str) -> str:
+    def learned(self, address: str) -> set[str]:
+        """The next hops of an address that it has by BGP."""
+        try:
+            lines = self.ask(f"show route for {address} all").splitlines()
+        except CommandError as error:
+            if "not found" not in str(error):
+                raise
+            return set()
+        return {line.split()[1] for line in lines if line.split()[:1] == ["via"]}
+
+    def ask(self, command: str) -> str:
+        """What it answers to a command of birdc."""
         return self.host.run("birdc", "-s", str(self._directory / "bird.ctl"), *command.split())
 
 

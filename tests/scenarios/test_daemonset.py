@@ -309,10 +309,10 @@ async def test_routers_keep_what_pods_announce_while_both_are_updated_and_lose_i
         expected = [
             {NODES[name].ip6 if ":" in address else NODES[name].ip for name in next_hops} for address in CLUSTER_IPS
         ]
-        assert [router.next_hops(address) for address in CLUSTER_IPS] == expected
+        assert [router.learned(address) for address in CLUSTER_IPS] == expected
 
     def session() -> list[str]:
-        *_, line = router.ask("show", "protocols", "node1").splitlines()
+        *_, line = router.ask("show protocols node1").splitlines()
         return line.split()
 
     def is_established() -> None:
