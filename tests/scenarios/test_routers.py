@@ -84,9 +84,14 @@ async def test_a_drained_node_costs_no_call_and_no_connection_that_pods_answer_t
         masqueraded, direct = await here.streams(PLAIN), await here.streams(DIRECT)
         assert reached(here.cluster.node("node1"), *here.clients.values()), "no connection is there to be moved"
         await go_on(load, *masqueraded, *direct)
-        here.change("node1", CORDONED)
-        await here.knows("node2", "node3")
-        await go_on(load, *direct)
+        async with here.load(PLAIN) as others:
+            await others.goes_on(CALLS_PER_SECOND)
+            here.change("node1", CORDONED)
+            await here.knows("node2", "node3")
+            taken_off = time.monotonic()
+            await go_on(load, *direct)
+            await go_on(others)
+        assert all(began < taken_off for began in others.lost)
         here.change("node1")
         await here.knows(*NODES)
         await go_on(load, *direct)
@@ -104,8 +109,8 @@ async def test_a_drained_node_costs_no_call_and_no_connection_that_pods_answer_t
         await here.knows(*NODES)
         await go_on(load, *direct)
         ended = sum(stream.failure is not None for stream in masqueraded)
-        measured = f"drain: {counted(load)}; of {len(masqueraded)} open connections {ended} ended"
-        record_property("measured", f"{measured}, of {len(direct)} with direct return none")
+        measured = f"drain: {counted(others)}; of {len(masqueraded)} open connections {ended} ended"
+        record_property("measured", f"{measured}; with direct return {counted(load)}, of {len(direct)} none ended")
         assert load.failures == []
 
 
