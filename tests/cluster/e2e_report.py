@@ -26,7 +26,10 @@ says so. The case that fails with IPv6 alone does so with kube-proxy's IPVS mode
 pods' bridges need, [IPVS refuses IPv6 datagrams above the MTU](kernel-facts.md). The cases about NetworkPolicies have a
 table of their own, with the proxies that ran them. They call Services by one address, of the cluster's primary family:
 IPv4, unless the proxy's name says IPv6 only. With `pod-network` kroute alone [connects the pods](pod-network.md), by
-tunnels between all nodes; in all other runs routes lead to the pods.
+tunnels between all nodes; in all other runs routes lead to the pods. With `load balancers` kroute gives their addresses
+out, and announces them to a router beside the nodes. The cases "reach pod on ipv4 and ipv6 ip" and "disruption during
+rolling update" call pods that have no readiness probe as soon as their containers run: on a busy machine, where a
+container listens seconds later, they may fail with any proxy.
 """
 _POLICIES = re.compile("sig-network: Netpol ")
 
