@@ -12,7 +12,7 @@ from release import PROJECT, Source, terminal
 from release.archives import settle
 
 PACKAGING = PROJECT / "deploy/debian"
-UNITS = ("kroute.service", "kroute-director.service")
+UNITS = ("kroute.service", "kroute-director.service", "kroute-bird.service")
 SETTINGS = ("kroute.yaml", "director.yaml")
 COMMANDS = ("kroute", "kubectl-kroute", "kubectl_complete-kroute")
 _CONTROL_FILES = ("postinst", "prerm", "postrm")

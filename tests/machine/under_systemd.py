@@ -13,9 +13,17 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.machine.one_service import SERVICE, SLICE, VIP, WITHIN, answers, eventually, run, serve_pod
+from tests.machine.one_service import NODE, SERVICE, SLICE, VIP, WITHIN, answers, eventually, run, serve_pod
 
+UNITS = ("kroute", "kroute-director", "kroute-bird")
+ROUTER = "192.168.9.9"
 CAPABILITIES = {12: "CAP_NET_ADMIN", 13: "CAP_NET_RAW", 16: "CAP_SYS_MODULE"}
+_NODE = {
+    "apiVersion": "v1",
+    "kind": "Node",
+    "metadata": {"name": "node1"},
+    "status": {"addresses": [{"type": "InternalIP", "address": NODE}]},
+}
 _START = """
 mount --make-rprivate /
 cd {root}
@@ -47,7 +55,7 @@ class Systemd:
     def _prepare(self) -> None:
         etc, packages = self.root / "etc", self.root / "var/packages"
         (etc / "manifests").mkdir()
-        for name, item in (("service", SERVICE), ("slice", SLICE)):
+        for name, item in (("service", SERVICE), ("slice", SLICE), ("node", _NODE)):
             (etc / f"manifests/{name}.json").write_text(json.dumps(item))
         packages.mkdir()
         (self.root / "usr/sbin/policy-rc.d").unlink(missing_ok=True)  # images of containers forbid to restart anything
@@ -69,11 +77,18 @@ class Systemd:
         assert said.endswith("done\n"), said
         return said
 
-    def property(self, name: str) -> str:
-        return self.ask("systemctl", "show", "kroute", "-P", name).strip()
+    def property(self, name: str, unit: str = "kroute") -> str:
+        return self.ask("systemctl", "show", unit, "-P", name).strip()
 
-    def log(self) -> str:
-        return self.ask("journalctl", "-u", "kroute", "-o", "cat", "--no-pager")
+    def log(self, unit: str = "kroute") -> str:
+        return self.ask("journalctl", "-u", unit, "-o", "cat", "--no-pager")
+
+    def announces(self) -> bool:
+        """Whether BIRD has a session to keep up, and the VIP to announce in it."""
+        birdc = "birdc", "-s", "/run/bird/bird.ctl", "show"
+        return f"kroute-{ROUTER}" in self.ask(*birdc, "protocols") and VIP in self.ask(
+            *birdc, "route", "table", "kroute4"
+        )
 
     def is_ready(self) -> bool:
         return (Path(f"/proc/{self.pid}/root/run/kroute/ready")).exists()
@@ -115,7 +130,7 @@ def check_restrictions(systemd: Systemd) -> None:
 def check_installation(systemd: Systemd) -> None:
     systemd.dpkg("--install", "/var/packages/1.deb")
     assert systemd.ask("kroute", "--version").startswith("kroute, version ")
-    for unit in ("kroute", "kroute-director"):
+    for unit in UNITS:
         assert systemd.ask("systemctl", "is-enabled", unit) == "disabled\n"
         assert systemd.ask("systemctl", "is-active", unit) == "inactive\n"
     print("ok: it is installed, and does not run yet", flush=True)
@@ -124,6 +139,7 @@ def check_installation(systemd: Systemd) -> None:
 def check_a_start_that_fails(systemd: Systemd) -> None:
     """What it needs is not there yet. When it comes, the agent starts by itself."""
     settings = "manifests: /etc/manifests\nnode-name: node1\nlog-format: json\nresync-period: 2s\n"
+    settings += f"announce: true\nadvertise-cluster-ip: true\npeer-router-ips: {ROUTER}\npeer-router-asns: 65000\n"
     (systemd.root / "etc/kroute/kroute.yaml").write_text(settings)
     manifests = systemd.root / "etc/manifests"
     manifests.rename(systemd.root / "etc/away")
@@ -133,6 +149,16 @@ def check_a_start_that_fails(systemd: Systemd) -> None:
     (systemd.root / "etc/away").rename(manifests)
     eventually("the agent is ready", systemd.is_ready)
     eventually("the Service answers", answers)
+
+
+def check_bird(systemd: Systemd) -> None:
+    """Its unit waits for what kroute writes, and keeps BIRD to what it needs."""
+    systemd.ask("systemctl", "enable", "--now", "kroute-bird")
+    eventually("BIRD announces", systemd.announces)
+    inside = ("nsenter", "-t", systemd.property("MainPID", "kroute-bird"), "-m", "-r", "touch")
+    assert "Read-only file system" in systemd.ask(*inside, "/run/written")
+    systemd.ask("systemctl", "restart", "kroute-bird")
+    eventually("BIRD announces after a restart", systemd.announces)
 
 
 def check_repair_and_restart(systemd: Systemd) -> None:
@@ -149,7 +175,7 @@ def check_repair_and_restart(systemd: Systemd) -> None:
 
 def check_upgrade(systemd: Systemd) -> None:
     """A package of a newer version restarts the agent, and keeps the settings and the open connections."""
-    before = systemd.property("MainPID")
+    before, bird = systemd.property("MainPID"), systemd.property("MainPID", "kroute-bird")
     connection = http.client.HTTPConnection(VIP, 80, timeout=WITHIN)
     connection.request("GET", "/")
     assert connection.getresponse().read()
@@ -157,6 +183,7 @@ def check_upgrade(systemd: Systemd) -> None:
     systemd.dpkg("--install", "/var/packages/2.deb")
     eventually("the agent of the new package is ready", systemd.is_ready)
     assert systemd.property("MainPID") not in {before, "0"}
+    assert systemd.property("MainPID", "kroute-bird") == bird != "0", "an upgrade of kroute touches no BIRD"
     assert "node1" in (systemd.root / "etc/kroute/kroute.yaml").read_text()
     connection.request("GET", "/")
     assert connection.getresponse().read()
@@ -168,7 +195,8 @@ def check_upgrade(systemd: Systemd) -> None:
 def check_removal(systemd: Systemd, before: set[str]) -> None:
     """It leaves the data path and the settings; purge leaves nothing on the disk."""
     assert "kroute cleanup" in systemd.dpkg("--remove", "kroute")
-    assert systemd.ask("systemctl", "is-active", "kroute") == "inactive\n"
+    for unit in UNITS:
+        assert systemd.ask("systemctl", "is-active", unit) == "inactive\n"
     assert not (systemd.root / "opt/kroute").exists()
     assert (systemd.root / "etc/kroute/kroute.yaml").exists()
     assert answers(), "what was served stays served"
@@ -192,6 +220,7 @@ def main() -> None:
         check_installation(systemd)
         check_a_start_that_fails(systemd)
         check_restrictions(systemd)
+        check_bird(systemd)
         check_repair_and_restart(systemd)
         check_upgrade(systemd)
         systemd.ask("systemctl", "stop", "kroute")
@@ -202,7 +231,7 @@ def main() -> None:
             assert refusal not in log, log
         print("ok: the whole life", flush=True)
     finally:
-        print(systemd.log(), flush=True)
+        print(systemd.log(), systemd.log("kroute-bird"), flush=True)
         systemd.end()
 
 

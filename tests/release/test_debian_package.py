@@ -38,8 +38,8 @@ def check_contents(package: Path) -> None:
     owners = {line[1] for line in lines}
     assert owners == {"root/root"}
     files = {line[5].removeprefix("."): line[0] for line in lines}
-    for name in ("/usr/lib/systemd/system/kroute.service", "/usr/lib/systemd/system/kroute-director.service"):
-        assert files[name] == "-rw-r--r--"
+    for name in debian.UNITS:
+        assert files[f"/usr/lib/systemd/system/{name}"] == "-rw-r--r--"
     assert files["/usr/lib/tmpfiles.d/kroute.conf"] == "-rw-r--r--"
     assert files["/usr/bin/kroute"].startswith("l")
     assert {"/etc/kroute/kroute.yaml", "/etc/kroute/director.yaml"} <= files.keys()
