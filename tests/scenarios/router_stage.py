@@ -118,6 +118,15 @@ class Stage:
         found = {way: next_hops(self.routers[way[0]].host, way[1], self._names) for way in expected}
         assert found == expected
 
+    async def has_settled(self, load: Load) -> None:
+        """Assert that no router changes its routes while calls go on: at first they may do so more than once."""
+        before = self._routes()
+        await load.goes_on(CALLS_PER_SECOND)
+        assert self._routes() == before
+
+    def _routes(self) -> list[str]:
+        return [it.host.run("ip", family, "route") for it in self.routers.values() for family in ("-4", "-6")]
+
     async def is_established(self, name: str, *routers: str) -> None:
         """Assert that of a node's sessions with routers those with these are established."""
         found = {router: state for router, (state, _) in (await self.sessions(name)).items()}

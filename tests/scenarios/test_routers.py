@@ -49,6 +49,7 @@ async def test_no_call_is_lost_while_kroute_and_bird_are_restarted_killed_and_up
     """
     of_previous = releases.environment(PREVIOUS, tmp_path / "releases")
     async with stage(tmp_path, *TO_ROUTERS_OVER_IPV6) as here, here.load(PLAIN) as load:
+        await eventually(partial(here.has_settled, load), within=60)
         streams = await here.streams(PLAIN)
         agents, speaker = here.deployment.agents, here.speakers["node1"]
         assert await agents["node1"].terminate() == 0
