@@ -95,7 +95,7 @@ async def test_pods_go_from_kube_routers_network_to_kroutes_without_an_interrupt
 ) -> None:
     async with (
         network(tmp_path, "--overlay", overlay, prepare=as_with_its_service_proxy) as here,
-        routed_by_kube_router(here, how, f"--overlay-type={overlay}") as routers,
+        routed_by_kube_router(here, how, f"--overlay-type={overlay}", "--bgp-graceful-restart=true") as routers,
     ):
         old = [await runtime.pod(f"old-{name}", http=PORT) for name, runtime in here.runtimes.items()]
         await eventually(partial(pods_answer, old, routers), within=10)
