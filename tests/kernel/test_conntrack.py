@@ -23,7 +23,7 @@ from kroute.kernel.sysctl import Sysctls
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile.pass_status import PassStatus
 from tests.kernel.nodes import HANG, NODE_IP, NODE_IP6, OTHER_NODE_IP, OTHER_NODE_IP6, RealNode, run
-from tests.lab.cluster import Cluster
+from tests.lab.cluster import Cluster, Node
 from tests.lab.deployment import eventually
 from tests.lab.firewall import tool
 from tests.lab.patience import patience
@@ -248,11 +248,43 @@ async def test_a_client_that_asked_before_there_was_a_virtual_server_is_served(b
     assert await client.ask() == balancer.first
 
 
-@pytest.mark.parametrize(
+VIP_AND_ENDPOINT = pytest.mark.parametrize(
     ("vip", "endpoint"),
     [("10.254.0.10", "{}:{}"), ("fd00:10:254::10", "[{}]:{}")],
     ids=["IPv4", "IPv6"],
 )
+
+
+@VIP_AND_ENDPOINT
+async def test_an_answer_of_a_pod_looks_like_that_to_an_earlier_call_of_its_service(
+    cluster: Cluster, vip: str, endpoint: str
+) -> None:
+    """The client has called the Service from the same port, and calls the pod's own address."""
+    node, attribute = cluster.node("node1"), "ip6" if ":" in vip else "ip"
+    client, web = await node.pod("client-pod"), await cluster.node("node2").pod("web", udp=TARGET_PORT)
+    source, target = getattr(client, attribute), getattr(web, attribute)
+
+    async def ask(address: str, port: int, by: int, within: float = PATIENCE) -> str:
+        return (await client.udp(address, port, source=(source, by), timeout=within)).peer
+
+    node.sysctl("net.ipv4.vs.conntrack", 1)
+    node.namespace.ip(f"link add sink type dummy\nlink set sink up\naddress add {vip} dev sink {nodad(vip)}\n")
+    balance(node, endpoint.format(vip, 53), endpoint.format(target, TARGET_PORT))
+    assert await eventually(lambda: ask(vip, 53, by=4000)) == source
+    with pytest.raises(TimeoutError):
+        await ask(target, TARGET_PORT, by=4000, within=SILENCE)
+    assert await ask(target, TARGET_PORT, by=4001) == source
+
+
+def nodad(address: str) -> str:
+    return "nodad" if ":" in address else ""
+
+
+def balance(node: Node, virtual_server: str, real_server: str) -> None:
+    node.run("ipvsadm", "-R", stdin=f"-A -u {virtual_server} -s rr\n-a -u {virtual_server} -r {real_server} -m\n")
+
+
+@VIP_AND_ENDPOINT
 async def test_a_pod_that_asked_too_early_is_served_as_itself(cluster: Cluster, vip: str, endpoint: str) -> None:
     """While the VIP is not bound, its first packets leave the node by another route. Nothing is masqueraded."""
     node, attribute = cluster.node("node1"), "ip6" if ":" in vip else "ip"
@@ -267,10 +299,8 @@ async def test_a_pod_that_asked_too_early_is_served_as_itself(cluster: Cluster, 
     node.namespace.ip(f"link add sink type dummy\nlink set sink up\nroute add {vip} dev sink\n")
     with pytest.raises(TimeoutError):
         await ask(SILENCE)
-    node.namespace.ip(f"address add {vip} dev sink {'nodad' if ':' in vip else ''}\n")
-    real_server = endpoint.format(getattr(web, attribute), TARGET_PORT)
-    virtual_server = endpoint.format(vip, 53)
-    node.run("ipvsadm", "-R", stdin=f"-A -u {virtual_server} -s rr\n-a -u {virtual_server} -r {real_server} -m\n")
+    node.namespace.ip(f"address add {vip} dev sink {nodad(vip)}\n")
+    balance(node, endpoint.format(vip, 53), endpoint.format(getattr(web, attribute), TARGET_PORT))
     conntrack = Conntrack()
     with node.namespace.inside():
         await conntrack.open()
