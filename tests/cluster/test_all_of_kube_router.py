@@ -16,7 +16,7 @@ from tests.cluster.proxies import BALANCED, EVERYTHING, KUBE_ROUTER
 from tests.cluster.streams import deployed, open_streams
 from tests.cluster.test_load_balancers import routed
 from tests.cluster.test_pod_network import CLUSTER_CIDR
-from tests.cluster.web import Web, pod, server, service
+from tests.cluster.web import Object, Web, pod, server, service
 from tests.lab import kubernetes
 from tests.lab.places import PROJECT
 
@@ -27,7 +27,8 @@ SETTINGS = (
     *("--set-json", f"settings.loadbalancer-ip-range={json.dumps([BALANCED])}"),
 )
 LEFT = (
-    "ipset list -n | grep -i kube; nft list ruleset | grep -E 'KUBE-(ROUTER|POD|NWPLCY)|allow (in|out)bound';"
+    "ipset list -n | grep -i kube;"
+    " nft list ruleset 2>/dev/null | grep -E 'KUBE-(ROUTER|POD|NWPLCY)|allow (in|out)bound';"
     " ip rule | grep -E 'lookup 7[789]'; ip -6 rule | grep -E 'lookup 7[789]'; ip -br link | grep -E 'tun-|kube-dummy';"
     " ip route show table all proto 17; ip -6 route show table all proto 17; ls /etc/cni/net.d | grep kuberouter"
 )
@@ -40,7 +41,7 @@ ISOLATED = {
     "metadata": {"name": "isolated"},
     "spec": {
         "podSelector": {"matchLabels": {"app": "isolated"}},
-        "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client-node1"}}}]}],
+        "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "caller-node1"}}}]}],
     },
 }
 
@@ -62,7 +63,9 @@ def test_all_that_kube_router_does_goes_to_kroute_and_nothing_of_it_is_left() ->
         web = Web.deployed(cluster)
         deployed(cluster)
         cluster.apply(ISOLATED, pod("isolated", "node1", server()), service("balanced", type="LoadBalancer", **BY_WEB))
-        cluster.kubectl("wait", "--for=condition=Ready", "--timeout=10m", "pod/isolated")
+        callers = [pod(f"caller-{node}", node, server()) for node in cluster.nodes]
+        cluster.apply(*callers)
+        cluster.kubectl("wait", "--for=condition=Ready", "--timeout=10m", "pod/isolated", *map(name_of, callers))
         cluster.wait_until("kube-router has given an address", lambda: address_of(cluster))
         address = address_of(cluster)
         first, take_away, end, remove, allocate, *_ = commands("All of kube-router")
@@ -73,8 +76,9 @@ def test_all_that_kube_router_does_goes_to_kroute_and_nothing_of_it_is_left() ->
             for command in (take_away, end, remove):
                 run(cluster, command)
                 assert web.answers_from_wire(f"http://{address}") == web.names()
-            cluster.apply(client_of("late", "node1"), client_of("late", "node2"))
-            cluster.kubectl("wait", "--for=condition=Ready", "--timeout=10m", "pod/late-node1", "pod/late-node2")
+            late = [pod(f"late-{node}", node, server()) for node in cluster.nodes]
+            cluster.apply(*late)
+            cluster.kubectl("wait", "--for=condition=Ready", "--timeout=10m", *map(name_of, late))
             run(cluster, allocate)
             rolls_out(cluster)
         assert address_of(cluster) == address
@@ -86,8 +90,8 @@ def test_all_that_kube_router_does_goes_to_kroute_and_nothing_of_it_is_left() ->
 BY_WEB = {"selector": {"app": "web"}, "ipFamilyPolicy": "SingleStack"}
 
 
-def client_of(name: str, node: str) -> object:
-    return pod(f"{name}-{node}", node, server())
+def name_of(made: Object) -> str:
+    return f"pod/{made['metadata']['name']}"
 
 
 def address_of(cluster: Cluster) -> str:
@@ -100,15 +104,16 @@ def run(cluster: Cluster, command: str) -> None:
 
 @contextlib.contextmanager
 def between_pods(cluster: Cluster, web: Web) -> Iterator[None]:
-    """Call pods' own addresses all the time: from the client on each node a pod on the other one, and the isolated one.
+    """Call pods' own addresses all the time: from the caller on each node a pod on the other one, and the isolated one.
 
-    No call may fail, and the isolated pod answers the client on node1 alone.
+    No call may fail, and the isolated pod answers the caller on node1 alone. The callers call no Service: IPVS takes an
+    answer of a pod for that to an earlier call of a Service from the same port (docs/kernel-facts.md).
     """
     pods = json.loads(cluster.kubectl("get", "pods", "-o", "json"))["items"]
     ips = {it["metadata"]["name"]: [each["ip"] for each in it["status"]["podIPs"]] for it in pods}
     on = {it["spec"]["nodeName"]: it["metadata"]["name"] for it in pods if it["metadata"]["name"].startswith("web-")}
     ways = {
-        f"client on {at} to web on {to}, {number}": (at, f"python3 {LOAD} {url(ips[on[to]][number])} /run/between")
+        f"caller on {at} to web on {to}, {number}": (at, f"python3 {LOAD} {url(ips[on[to]][number])} /run/between")
         for at, to in (("node1", "node2"), ("node2", "node1"))
         for number in (0, 1)
     }
@@ -119,7 +124,7 @@ def between_pods(cluster: Cluster, web: Web) -> Iterator[None]:
 
         def started(node: str, command: str) -> str:
             host = cluster.nodes[node]
-            return cluster.on(host, f"{web.entering(host)} sh -c '{command}'")
+            return cluster.on(host, f"{web.entering(host, 'caller')} sh -c '{command}'")
 
         callers = {name: threads.submit(started, *way) for name, way in ways.items()}
         refused = [threads.submit(started, *way) for way in denied]

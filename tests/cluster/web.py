@@ -174,8 +174,8 @@ class Web:
         assert not any(it["failed"] for it in seen.values()), seen
         assert min(calls.values()) > LEAST_CALLS, calls
 
-    def entering(self, node: Host) -> str:
-        """The command that enters the network namespace of the client on a node."""
-        address = self.cluster.kubectl("get", "pod", f"client-{node.name}", "-o", "jsonpath={.status.podIP}")
+    def entering(self, node: Host, name: str = "client") -> str:
+        """The command that enters the network namespace of a pod on a node: the client, or NAME-NODE."""
+        address = self.cluster.kubectl("get", "pod", f"{name}-{node.name}", "-o", "jsonpath={.status.podIP}")
         find = f"for it in /run/netns/*; do nsenter --net=$it ip -o address | grep -qw {address} && echo $it; done"
         return f"nsenter --net={self.cluster.on(node, find, check=False).strip()}"
