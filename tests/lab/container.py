@@ -100,7 +100,7 @@ class Container:
             if "hostPath" in kinds[it["name"]]
         ]
         assert pod["automountServiceAccountToken"] is False, "every container would have the token"
-        name = container["image"].partition(":")[0]
+        name = container["image"].rpartition("/")[2].partition(":")[0]
         volumes += [
             {"source": str(service_account), "target": it["mountPath"], "readOnly": True}
             for it in mounts

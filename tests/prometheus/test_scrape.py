@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from kroute.checks.running_proxies import Sign
+from kroute.inspect.status import AllocatorView
 from kroute.kernel.ipvs.objects import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import Applied, ObjectKey
 from kroute.model.plan import NodePlan, Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
@@ -25,6 +26,10 @@ from tests.lab.chart import render_chart
 from tests.lab.deployment import eventually
 from tests.lab.manifests import DEPLOY, the
 from tests.lab.objects import Object
+from tests.unit.controllers.announcing.test_announcing import announcing_of
+from tests.unit.controllers.announcing.test_announcing import started as announcing
+from tests.unit.controllers.test_pod_routes import new_node
+from tests.unit.controllers.test_pod_routes import started as connected
 from tests.unit.load_balancer import LOCALHOST, free_ports
 from tests.unit.observed import Observed
 
@@ -104,7 +109,7 @@ def scrape_job(monitor: Object, pod: Object, target: str) -> dict[str, Any]:
 
 
 def agent_with_two_services_of_one_name() -> Observed:
-    agent = Observed()
+    agent = Observed(allocator=AllocatorView("node1", is_here=True, waiting=1))
     plans: list[NodePlan | ServicePlan] = [NodePlan(facts())]
     for number, (namespace, count) in enumerate(CONNECTIONS.items(), 1):
         key = VirtualServerKey(Protocol.TCP, f"10.96.0.{number}", 80)
@@ -175,8 +180,12 @@ async def test_without_honor_labels_they_would_be_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cluster", [None, "berlin"])
 async def test_each_panel_of_the_dashboard_finds_its_series(cluster: str | None, tmp_path: Path) -> None:
-    """Also where no cluster label tells clusters apart."""
+    """Also where no cluster label tells clusters apart. No router is reached."""
     agent = agent_with_two_services_of_one_name()
+    node = await announcing(tmp_path)
+    await node.resync()
+    agent.workers.optional.announcing = announcing_of(node)
+    agent.workers.optional.pod_routes = (await connected(new_node(tmp_path))).pod_routes
     job = scrape_job(*monitor_and_pod(), f"{LOCALHOST}:{agent.metrics_port}")
     if cluster:
         job["static_configs"][0]["labels"]["cluster"] = cluster
