@@ -37,6 +37,7 @@ from kroute.kernel.iptables.tools import VARIANTS, SavedRule, SavedTable
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
 from kroute.kernel.nftables.objects import Table
+from kroute.kernel.pods.pod_network import RT_TABLE_MAIN
 from kroute.model.addresses import canonical
 from kroute.model.document import Document
 from kroute.model.objects import Applied, Change, EndpointSlice, ObjectKey, Service
@@ -48,7 +49,6 @@ from kroute.settings import PortRange
 _FNV_OFFSET, _FNV_PRIME = 0x811C9DC5, 0x01000193
 _MARK_BITS = 0x3FFF
 _MARK_ATTEMPTS = 16
-_MAIN_TABLE = 254
 _POD_EGRESS = re.compile(
     r"POSTROUTING -m set --match-set (#\d+|(?:inet6:)?kube-router-pod-subnets) src"
     r" -m set ! --match-set \1 dst -m set ! --match-set \S+ dst -j MASQUERADE(?: --random-fully)?"
@@ -452,7 +452,7 @@ def _leads_to_its_table(proxy: OtherProxy, rule: PolicyRule) -> bool:
 
 
 def _is_its_route(proxy: OtherProxy, route: TableRoute) -> bool:
-    if proxy.connects_pods and route.table in {_MAIN_TABLE, OVERLAY_TABLE}:
+    if proxy.connects_pods and route.table in {RT_TABLE_MAIN, OVERLAY_TABLE}:
         return route.table == OVERLAY_TABLE or route.protocol == ROUTE_PROTOCOL
     if not proxy.has_dsr:
         return False

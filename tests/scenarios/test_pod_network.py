@@ -6,7 +6,7 @@ The router between the subnets knows no pods. Where tunnels are in UDP it forwar
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -146,13 +146,7 @@ async def test_every_nodes_port_leads_to_pods_of_every_node(tmp_path: Path, over
     async with network(tmp_path, "--overlay", overlay) as here:
         await here.start()
         pods = await here.pods()
-        spec = service("web", *CLUSTER_IPS, node_ports={"TCP": NODE_PORT}, sessionAffinity="ClientIP")
-        for called in pods:
-            here.deployment.apply(spec, *endpoint_slices("web", [called]))
-            for caller in (*pods, *here.cluster.nodes.values(), here.cluster.client):
-                for node in here.cluster.nodes.values():
-                    for family in FAMILIES:
-                        await is_answered_by(called, caller, family.of(node))
+        await every_nodes_port_leads_to_each(pods, here)
 
 
 @pytest.mark.each_firewall
@@ -171,6 +165,17 @@ async def test_pods_reach_nodes_behind_tunnels_and_services_of_what_is_in_their_
                         await is_answered_by(called, caller, family.of(node))
                     await is_answered_by(called, caller, family.of(called), PORT)
                     await is_answered_by(called, caller, family.service_ip, PORT)
+
+
+async def every_nodes_port_leads_to_each(pods: Collection[Pod], here: Network) -> None:
+    """From every pod, every node and outside, by each node's address; each pod in turn is all that the Service has."""
+    spec = service("web", *CLUSTER_IPS, node_ports={"TCP": NODE_PORT}, sessionAffinity="ClientIP")
+    for called in pods:
+        here.deployment.apply(spec, *endpoint_slices("web", [called]))
+        for caller in (*pods, *here.cluster.nodes.values(), here.cluster.client):
+            for node in here.cluster.nodes.values():
+                for family in FAMILIES:
+                    await is_answered_by(called, caller, family.of(node))
 
 
 async def is_answered_by(called: Host, caller: Host, address: str, port: int = NODE_PORT) -> None:

@@ -19,6 +19,7 @@ from tests.scenarios.test_pod_network import (
     NODE_PORT,
     PORT,
     all_reach_each_other,
+    every_nodes_port_leads_to_each,
     forward_udp_alone,
     has_no_route_to,
     has_route_to,
@@ -81,13 +82,7 @@ async def test_nodes_with_a_vlan_and_with_addresses_on_loopback_are_connected(tm
         assert (await pods[0].http("192.168.127.1", 9000)).peer == "192.168.127.250"
         assert (await pods[0].http(router.ip, 9000)).peer == here.cluster.node("node1").ip
         assert (await pods[1].http(router.ip, 9000)).peer == "192.168.126.248"
-        spec = service("web", *CLUSTER_IPS, node_ports={"TCP": NODE_PORT}, sessionAffinity="ClientIP")
-        for called in pods:
-            here.deployment.apply(spec, *endpoint_slices("web", [called]))
-            for caller in (*pods, *here.cluster.nodes.values(), here.cluster.client):
-                for node in here.cluster.nodes.values():
-                    for family in FAMILIES:
-                        await is_answered_by(called, caller, family.of(node))
+        await every_nodes_port_leads_to_each(pods, here)
 
 
 @pytest.mark.nftables
