@@ -4,18 +4,13 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
 from bench.phases import lengths
-from bench.phases.lengths import BenchError
-from bench.place.node import RunnerError
 from bench.report import page
-from bench.run import FIREWALLS, HEADLINE, PHASES, RUNS, Plan, run
-from tests.lab.namespaces import CommandError
+from bench.run import FIREWALLS, HEADLINE, PHASES, RUNS, Plan, ending_in_a_line, run
 from tests.lab.places import PROJECT
-from tests.lab.vm.machine import MachineError
 
 RESULTS = PROJECT / "bench" / "results"
 QUICK_RESULTS = RESULTS / "quick"
@@ -48,10 +43,8 @@ def main() -> None:
     file = output / "bench.json"
     if not chosen.again:
         output.mkdir(parents=True, exist_ok=True)
-        try:
+        with ending_in_a_line("bench"):
             asyncio.run(_measure(_plan(chosen), file))
-        except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
-            sys.exit(f"bench: {error}")
     result = json.loads(file.read_text())
     page.write(result, output)
     if chosen.publish:

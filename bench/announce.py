@@ -10,7 +10,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -20,14 +19,12 @@ from typing import Any
 
 from bench.phases.lengths import BenchError, Figures
 from bench.phases.session import NO_RESYNCS, Session
-from bench.place.node import API_ADDRESS, NodeUnderTest, RunnerError, node_under_test
+from bench.place.node import API_ADDRESS, NodeUnderTest, node_under_test
 from bench.report import page
 from bench.report.spread import mib_text, time_text
-from bench.run import FIREWALLS, circumstances
+from bench.run import FIREWALLS, circumstances, ending_in_a_line
 from bench.workload import NODE_ADDRESS, Workload
-from tests.lab.namespaces import CommandError
 from tests.lab.places import PROJECT
-from tests.lab.vm.machine import MachineError
 
 FILE = PROJECT / "bench" / "results" / "announce.json"
 MARKS = page.marks("announce")
@@ -227,10 +224,8 @@ def main() -> None:
     page.add_options(parser, page.DETAILS, FILE)
     chosen = parser.parse_args()
     if not chosen.again:
-        try:
+        with ending_in_a_line("bench.announce"):
             asyncio.run(_measure(chosen))
-        except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
-            sys.exit(f"bench.announce: {error}")
     text = markdown(json.loads(chosen.output.read_text()))
     if chosen.publish:
         page.put_between(page.DOCS / page.DETAILS, MARKS, text)

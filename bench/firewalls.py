@@ -3,22 +3,17 @@
 import argparse
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.phases import lengths
-from bench.phases.lengths import BenchError
-from bench.place.node import RunnerError
 from bench.report import page
 from bench.report.rows import Row
 from bench.report.spread import MIB, Run, by_size, spread_over
-from bench.run import FIREWALLS, RUNS, Plan, run
-from tests.lab.namespaces import CommandError
+from bench.run import FIREWALLS, RUNS, Plan, ending_in_a_line, run
 from tests.lab.places import PROJECT
-from tests.lab.vm.machine import MachineError
 
 FILE = PROJECT / "bench" / "results" / "firewalls.json"
 MARKS = page.marks("firewalls")
@@ -76,10 +71,8 @@ def main() -> None:
     chosen = parser.parse_args()
     plan = Plan(chosen.services or SIZES, ENDPOINTS, lengths.QUICK, COMPARED_PHASES, chosen.runs, FIREWALLS)
     if not chosen.again:
-        try:
+        with ending_in_a_line("bench.firewalls"):
             asyncio.run(_measure(plan, chosen.output))
-        except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
-            sys.exit(f"bench.firewalls: {error}")
     result = json.loads(chosen.output.read_text())
     if chosen.publish:
         page.put_between(page.DOCS / page.DETAILS, MARKS, markdown(result))

@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,17 +20,15 @@ from bench.datapath.ways import CLEANUP, ENDPOINT_PLACE, ENDPOINTS, OUTSIDE, POD
 from bench.phases.lengths import BenchError, Figures
 from bench.phases.session import NO_RESYNCS, Session
 from bench.phases.start import moments
-from bench.place.node import RunnerError, node_under_test
+from bench.place.node import node_under_test
 from bench.report import page
 from bench.report.spread import mib_text, time_text
-from bench.run import circumstances
+from bench.run import circumstances, ending_in_a_line
 from bench.scale.proxies import kube_router
 from bench.workload import NODE, NODE_ADDRESS, Object
 from tests.apiserver.recording import Recording
 from tests.lab import kubernetes
-from tests.lab.namespaces import CommandError
 from tests.lab.places import PROJECT
-from tests.lab.vm.machine import MachineError
 from tests.unit.planning.policies import cluster, large
 
 FILE = PROJECT / "bench" / "results" / "policies.json"
@@ -335,10 +332,8 @@ def main() -> None:
     page.add_options(parser, PAGE, FILE)
     chosen = parser.parse_args()
     if not chosen.again:
-        try:
+        with ending_in_a_line("bench.policies"):
             asyncio.run(_write(chosen))
-        except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
-            sys.exit(f"bench.policies: {error}")
     text = markdown(json.loads(chosen.output.read_text()))
     if chosen.publish:
         page.put_between(page.DOCS / PAGE, MARKS, text)

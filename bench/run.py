@@ -4,20 +4,24 @@ import itertools
 import os
 import platform
 import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from bench.phases.changes import additions_and_deletions, updates, weights
-from bench.phases.lengths import Lengths
+from bench.phases.lengths import BenchError, Lengths
 from bench.phases.rest import at_rest, idle
 from bench.phases.session import Session
 from bench.phases.start import start
 from bench.phases.storm import HURRICANE, STORM, storm
-from bench.place.node import NodeUnderTest, node_under_test
+from bench.place.node import NodeUnderTest, RunnerError, node_under_test
 from bench.workload import Workload
 from tests.lab.mode import lab_mode
+from tests.lab.namespaces import CommandError
 from tests.lab.places import PROJECT
+from tests.lab.vm.machine import MachineError
 
 HEADLINE = ("cold", "update", "warm", "idle")
 """The phases of the table on top of docs/performance.md."""
@@ -149,6 +153,15 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(it) for key, it in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+@contextmanager
+def ending_in_a_line(program: str) -> Iterator[None]:
+    """Have what keeps a bench from measuring end the program with one line."""
+    try:
+        yield
+    except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
+        sys.exit(f"{program}: {error}")
 
 
 def circumstances() -> dict[str, Any]:

@@ -8,23 +8,20 @@ the clients of the kernel does not: these writes and reads are made with and wit
 import argparse
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.phases.changes import updates
-from bench.phases.lengths import QUICK, BenchError
+from bench.phases.lengths import QUICK
 from bench.phases.session import Session
 from bench.phases.start import start
-from bench.place.node import RunnerError, node_under_test
+from bench.place.node import node_under_test
 from bench.report import page
 from bench.report.spread import spread_of
-from bench.run import FIREWALLS, RUNS, circumstances
+from bench.run import FIREWALLS, RUNS, circumstances, ending_in_a_line
 from bench.workload import Workload
-from tests.lab.namespaces import CommandError
 from tests.lab.places import PROJECT
-from tests.lab.vm.machine import MachineError
 
 FILE = PROJECT / "bench" / "results" / "unasked.json"
 MARKS = page.marks("unasked")
@@ -91,10 +88,8 @@ def main() -> None:
     page.add_options(parser, page.DETAILS, FILE)
     chosen = parser.parse_args()
     if not chosen.again:
-        try:
+        with ending_in_a_line("bench.unasked"):
             result = asyncio.run(measure(chosen.runs))
-        except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
-            sys.exit(f"bench.unasked: {error}")
         chosen.output.write_text(json.dumps(result, indent=1) + "\n")
     result = json.loads(chosen.output.read_text())
     if chosen.publish:

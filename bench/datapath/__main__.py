@@ -4,20 +4,15 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
 from bench.datapath import report
 from bench.datapath.measure import KROUTE, NOTHING, PROXIES, Plan, run
-from bench.phases.lengths import BenchError
-from bench.place.node import RunnerError
 from bench.report import page
-from bench.run import circumstances
+from bench.run import circumstances, ending_in_a_line
 from tests.lab import kubernetes
-from tests.lab.namespaces import CommandError
 from tests.lab.places import PROJECT
-from tests.lab.vm.machine import MachineError
 
 FILE = PROJECT / "bench" / "results" / "datapath.json"
 SIZES = (10, 1000, 10000)
@@ -39,10 +34,8 @@ def main() -> None:
     page.add_options(parser, page.DETAILS, FILE)
     chosen = parser.parse_args()
     if not chosen.again:
-        try:
+        with ending_in_a_line("bench.datapath"):
             asyncio.run(_write(_plan(chosen), chosen.output))
-        except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
-            sys.exit(f"bench.datapath: {error}")
     result = json.loads(chosen.output.read_text())
     for name, chart in report.charts(result).items():
         chosen.output.with_name(name).write_text(chart)

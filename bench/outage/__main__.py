@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -13,14 +12,10 @@ from bench.outage import report
 from bench.outage.herd import AGENTS, CLIENTS, simulate
 from bench.outage.measure import measure, measure_servers
 from bench.outage.server import Capacity
-from bench.phases.lengths import BenchError
-from bench.place.node import RunnerError
 from bench.report import page
-from bench.run import circumstances
+from bench.run import circumstances, ending_in_a_line
 from tests.apiserver.restart import Restart
-from tests.lab.namespaces import CommandError
 from tests.lab.places import PROJECT
-from tests.lab.vm.machine import MachineError
 
 FILE = PROJECT / "bench" / "results" / "outage.json"
 HERDS = (
@@ -48,15 +43,13 @@ def main() -> None:
     parts = chosen.parts.split(",")
     result: dict[str, Any] = json.loads(chosen.output.read_text()) if chosen.output.exists() else {}
     now = {name: value for name, value in circumstances().items() if name in {"when", "commit"}}
-    try:
+    with ending_in_a_line("bench.outage"):
         if "agent" in parts:
             result |= now
             result["lab"], result["agent"] = asyncio.run(measure(RUNS, _say))
         if "servers" in parts:
             lab, figures = asyncio.run(measure_servers(RUNS, _say))
             result |= {"servers": figures, "servers_at": {**now, "lab": lab}}
-    except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
-        sys.exit(f"bench.outage: {error}")
     if "herd" in parts:
         result |= {"herd": _herds(), "herd_at": now}
     chosen.output.parent.mkdir(parents=True, exist_ok=True)

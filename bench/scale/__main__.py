@@ -9,17 +9,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.phases.lengths import BenchError
-from bench.place.node import RunnerError
 from bench.report import page
-from bench.run import circumstances
+from bench.run import circumstances, ending_in_a_line
 from bench.scale import report
 from bench.scale.measure import Plan, run
 from bench.scale.proxies import PROXIES
 from tests.lab import kubernetes
-from tests.lab.namespaces import CommandError
 from tests.lab.places import PROJECT
-from tests.lab.vm.machine import MachineError
 
 FILE = PROJECT / "bench" / "results" / "scale.json"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-proxy", "kube-router")
@@ -63,10 +59,8 @@ def _measure(chosen: argparse.Namespace) -> None:
         changes=chosen.changes,
         proxies=chosen.proxies.split(","),
     )
-    try:
+    with ending_in_a_line("bench.scale"):
         asyncio.run(_write(plan, chosen.output))
-    except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
-        sys.exit(f"bench.scale: {error}")
 
 
 async def _write(plan: Plan, file: Path) -> None:
