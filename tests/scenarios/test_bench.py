@@ -115,8 +115,9 @@ async def test_every_way_of_a_packet_through_each_proxy_is_measured():
 async def test_what_announcements_cost_is_measured():
     result = await the_last_of(announce.run((3,), 1, changes=1, calm=0.1))
     [figures] = result["sizes"].values()
-    assert 0 < figures["without"]["start"] < figures["with"]["start"]
+    assert figures["without"]["start"] > 0 < figures["with"]["start"]  # of three VIPs either may be the longer one
     assert figures["comes"] > 0 < figures["goes"]
+    assert figures["bird"] > 0 < figures["with"]["rss"]
     assert "| VIPs announced | 3 |\n|---|---:|\n" in announce.markdown(result)
     assert not agents_of_a_bench(), "one would burden every later test in this machine"
 
