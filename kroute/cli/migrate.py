@@ -1,7 +1,6 @@
 """`kroute migrate`: show what another service proxy left on this node, take it over, or give it back."""
 
 import asyncio
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
@@ -30,6 +29,7 @@ from kroute.migration.take_over import (
 )
 from kroute.model.addresses import Family
 from kroute.reconcile.ledger import LedgerError
+from kroute.runtime.runner import stop_signal, unless
 from kroute.runtime.state_dir import StateDirectoryError
 from kroute.settings import PortRange, Settings
 from kroute.settings.text import write_duration
@@ -37,7 +37,6 @@ from kroute.settings.text import write_duration
 T = TypeVar("T")
 
 PROXIES = list(OTHER_PROXIES)
-ENDING = {signal.SIGTERM, signal.SIGINT}
 
 
 @click.command(cls=FlagsCommand)
@@ -103,47 +102,42 @@ def migrate(
     proxy = OTHER_PROXIES[other]
     with refusing(KernelError, LedgerError, StateDirectoryError, RefusalError):
         if takes_over:
-            return _show_outcome(_prepared(settings, lambda: take_over(proxy, settings, options)), output)
+            return _show_outcome(asyncio.run(_prepared(settings, lambda: take_over(proxy, settings, options))), output)
         if hands_over:
-            return _hand_over(proxy, settings, options, output, stays=stays)
+            return asyncio.run(_hand_over(proxy, settings, options, output, stays=stays))
         if origin:
-            return _show_leftovers(proxy, _prepared(settings, lambda: look(proxy, settings, options)), output)
-        plan = _prepared(settings, lambda: look_back(proxy, settings))
+            leftovers = asyncio.run(_prepared(settings, lambda: look(proxy, settings, options)))
+            return _show_leftovers(proxy, leftovers, output)
+        plan = asyncio.run(_prepared(settings, lambda: look_back(proxy, settings)))
         show(plan, output, lambda plan, screen: print_hand_over(proxy, settings, plan, screen))
         return DONE
 
 
-def _prepared(settings: Settings, work: Callable[[], Awaitable[T]]) -> T:
+async def _prepared(settings: Settings, work: Callable[[], Awaitable[T]]) -> T:
     """Do the work, if the kernel has what every part of a migration needs. Else raises KernelError."""
-
-    async def prepared() -> T:
-        if missing := await preflight.missing_for_undoing(settings):
-            raise KernelError("; ".join(missing))
-        return await work()
-
-    return asyncio.run(prepared())
+    if missing := await preflight.missing_for_undoing(settings):
+        raise KernelError("; ".join(missing))
+    return await work()
 
 
-def _hand_over(proxy: OtherProxy, settings: Settings, options: TakeOverOptions, how: str, *, stays: bool) -> int:
+async def _hand_over(proxy: OtherProxy, settings: Settings, options: TakeOverOptions, how: str, *, stays: bool) -> int:
     """Wait for the other proxy, hand over, and with `stays` do nothing more until SIGTERM.
 
-    The kernel ignores signals that the first process of a container does not handle. One that arrives during the
-    hand-over takes effect after it.
+    With `stays`, a SIGTERM ends the wait for the other proxy, too. One that arrives during the hand-over takes effect
+    after it.
     """
+    stop = stop_signal() if stays else asyncio.Event()
 
-    async def work() -> Outcome:
+    async def work() -> Outcome | None:
         if not options.force:
-            await until_it_serves(proxy, settings, options.wait)
-        if stays:
-            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-        return await hand_over(proxy, settings, force=options.force)
+            await unless(stop, until_it_serves(proxy, settings, options.wait))
+        return None if stop.is_set() else await hand_over(proxy, settings, force=options.force)
 
-    if stays:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
-    code = _show_outcome(_prepared(settings, work), how)
+    outcome = await _prepared(settings, work)
+    code = DONE if outcome is None else _show_outcome(outcome, how)
     if stays and code == DONE:
         sys.stdout.flush()
-        signal.sigwait(ENDING)
+        await stop.wait()
     return code
 
 
