@@ -42,8 +42,10 @@ class KubeRoutersNode:
         chosen = settings(network_policies=policies, pod_network=pods)
         return await look(OTHER_PROXIES["kube-router"], chosen, options)
 
-    async def _scan(self, proxy: OtherProxy, _settings: Settings) -> NodeScan:
-        assert proxy == OTHER_PROXIES["kube-router"].with_firewall().with_routing()
+    async def _scan(self, proxy: OtherProxy, chosen: Settings) -> NodeScan:
+        expected = OTHER_PROXIES["kube-router"]
+        expected = expected.with_firewall() if chosen.network_policies else expected
+        assert proxy == (expected.with_routing() if chosen.pod_network else expected), "what kroute does itself"
         return self.scanned
 
     async def _ask(self, _state_dir: Path, _question: str, read: Callable[[bytes], object]) -> object:
