@@ -35,7 +35,7 @@ class PeerView(View):
 
 
 class PeerList(Document):
-    """The BGP sessions of the node. `withdraws` says why nothing is announced, `trouble` why BIRD says nothing."""
+    """The BGP sessions. `withdraws` says why the node leaves its addresses to others, `trouble` why BIRD is silent."""
 
     kind: ClassVar[str] = "PeerList"
 
@@ -56,7 +56,7 @@ class AnnouncementView(View):
 
 
 class RouteList(Document):
-    """The addresses that are to be announced from the node. `withdraws` says why nothing is announced."""
+    """The addresses that are to be announced from the node. `withdraws` says why it leaves them to others."""
 
     kind: ClassVar[str] = "RouteList"
 

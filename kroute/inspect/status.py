@@ -306,11 +306,11 @@ def policy_problems(problems: Mapping[ObjectKey, Iterable[Problem]]) -> Iterator
 
 
 def routing_problems(problems: Iterable[Problem], withdraws: str) -> Iterator[StatusProblem]:
-    """What keeps routers from learning what this node serves. `withdraws` says why it announces nothing."""
+    """What keeps routers from learning what this node serves. `withdraws` says why it leaves that to others."""
     for problem in problems:
         yield warning(problem.reason, problem.message, "see docs/routing.md; `kroute show peers` has the sessions")
     if withdraws:
-        message = f"routers learn no address from this node: {withdraws}"
+        message = f"routers learn no address from this node that others can serve: {withdraws}"
         yield warning("NodeWithdraws", message, "nothing, if that is meant (docs/routing.md)")
 
 

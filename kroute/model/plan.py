@@ -248,7 +248,8 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     grows with every plan that the catalog makes. `same_as` compares plans without it. `no_local_inside`: the families
     in which `internalTrafficPolicy` is Local and no endpoint is on this node, though there are some elsewhere.
     `direct_vips` are the addresses that are on no link of the node, because pods answer from them; `tunnel_ends` are
-    this node's pods among those. `announced` are the addresses that routers may learn from this node.
+    this node's pods among those. `announced` are the addresses that routers may learn from this node, each with the
+    nodes that have a ready endpoint if no others may announce the address, else with none.
     """
 
     key: ObjectKey
@@ -261,7 +262,7 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     no_local_inside: tuple[Family, ...] = ()
     tunnel_ends: tuple[TunnelEnd, ...] = ()
     direct_vips: tuple[str, ...] = ()
-    announced: tuple[str, ...] = ()
+    announced: tuple[tuple[str, frozenset[str]], ...] = ()
 
     def same_as(self, other: "ServicePlan") -> bool:
         """Whether both are equal apart from their generations."""

@@ -72,7 +72,9 @@ class SpeakerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `hold_time` and `restart_time` (of graceful restart; 0: none) are in seconds. `cluster_id` is that of a route
     reflector, as an IPv4 address. Routers get `prepended` in front of the path, and `communities`. `rejected` are
-    networks that are never learned. `withdraws` says why the node announces no address now; "" if it does.
+    networks that are never learned. `withdraws` says why the node leaves its addresses to other nodes now; "" if it
+    does not. `staying` are then the nodes that do not withdraw: what only a node with a ready endpoint may announce,
+    and none of these has one, this node goes on announcing. None: it announces nothing.
     `pod_networks` are those of this node's pods that it announces, and `pod_ranges` what those of all nodes are in.
     """
 
@@ -89,5 +91,6 @@ class SpeakerPlan(msgspec.Struct, frozen=True, kw_only=True):
     communities: tuple[Community, ...] = ()
     rejected: tuple[str, ...] = ()
     withdraws: str = ""
+    staying: frozenset[str] | None = None
     pod_networks: tuple[str, ...] = ()
     pod_ranges: tuple[str, ...] = ()

@@ -84,7 +84,8 @@ def planning(
     features: Sequence[FeatureStep] = ()
     if options.asked or facts is not None or service.spec.load_balancer_source_ranges or settings.announce:
         balanced = {family_of(frontend.key.address) for frontend in served if frontend.is_balanced}
-        inputs = PlanInputs(service, node, settings, options, problems, balanced, facts, owners or AddressOwners())
+        owners = owners or AddressOwners()
+        inputs = PlanInputs(service, node, settings, options, problems, balanced, facts, owners, merged)
         features = yield from beginning(inputs)
     chooser = _BackendChooser(service, options, merged, node, settings.max_backends, features)
     ours = [frontend for frontend in served if frontend.key not in held]
@@ -287,7 +288,7 @@ def scheduling_of(
     else:
         why = "the default"
     features = yield from beginning(
-        PlanInputs(service, node, settings, options, Problems(), (), facts, AddressOwners())
+        PlanInputs(service, node, settings, options, Problems(), (), facts, AddressOwners(), {})
     )
     return Scheduling(options.scheduler, why, features)
 

@@ -58,7 +58,7 @@ def print_routes(found: RouteList, screen: Screen) -> None:
 
 
 def _withdraws(why: str) -> str:
-    return f"the node announces nothing: {why}" if why else ""
+    return f"the node leaves its addresses to others: {why}" if why else ""
 
 
 def print_pod_routes(found: PodRouteList, screen: Screen) -> None:

@@ -12,8 +12,8 @@ something new writes one configuration with all that is to be announced, and has
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence, Set
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -38,7 +38,9 @@ from kroute.reconcile.standing_problems import StandingProblems
 
 log = structlog.get_logger(__name__)
 
-Present = Literal[True]
+Nodes = frozenset[str]
+"""As in `ServicePlan.announced`. Of what is announced only that is known."""
+ANNOUNCED: Nodes = frozenset()
 
 PATIENCE = 5.0
 """Seconds for which an address waits for BIRD before it is unbound all the same."""
@@ -80,7 +82,7 @@ class _Told(msgspec.Struct):
 
     @property
     def withdraws(self) -> str:
-        """Why nothing is announced."""
+        """Why this node leaves its addresses to others."""
         return self.plan.withdraws if self.plan is not None else ""
 
 
@@ -99,7 +101,7 @@ class Announcing(Controller):
         self._speaking = speaking
         self._addresses = addresses
         self._live = live
-        self.desired: DesiredState[str, Present] = DesiredState()
+        self.desired: DesiredState[str, Nodes] = DesiredState(agree=lambda _applied, _desired: True)
         self._node: NodeFacts | None = None
         self._told = _Told()
         self._leaving: dict[str, float] = {}
@@ -120,7 +122,7 @@ class Announcing(Controller):
 
     @property
     def withdraws(self) -> str:
-        """Why nothing is announced."""
+        """Why this node leaves its addresses to others."""
         return self._told.withdraws
 
     @property
@@ -145,7 +147,7 @@ class Announcing(Controller):
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         for plan in plans:
-            self.desired.want(plan, dict.fromkeys(plan.announced, True))
+            self.desired.want(plan, dict(plan.announced))
             self._gate.submit(plan, UNANNOUNCED)
 
     def accept_node(self, plan: NodePlan) -> None:
@@ -174,7 +176,7 @@ class Announcing(Controller):
         """At first, find what an earlier run has announced; later, whether BIRD still has what it was told."""
         if not self.has_adopted:
             self._told.announced = frozenset(announced_in(self._speaking.bird.read() or ""))
-            await self._note_applied(self._told.announced, True)
+            await self._note_applied(self._told.announced, ANNOUNCED)
             return ()
         self._told.is_due = True
         if await self._has_text() or not self._told.text:
@@ -212,7 +214,7 @@ class Announcing(Controller):
 
     async def _tell(self) -> None:
         """Have BIRD read what is to be announced now, unless it has, or has to be left alone for a while."""
-        wanted = self._addresses.among(self.desired.desired_keys()) if not self._told.withdraws else frozenset[str]()
+        wanted = self._addresses.among(self._wanted())
         latest = self.clock() + PATIENCE + self.settings.withdraw_grace
         for address in self.desired.applied.keys() - wanted:
             self._leaving.setdefault(address, latest)
@@ -225,6 +227,15 @@ class Announcing(Controller):
             self._told.text, self._told.is_due = text, False
         await self._note(wanted, self.clock())
 
+    def _wanted(self) -> Set[str]:
+        """The addresses that this node is to announce once they are live."""
+        addresses = self.desired.desired_keys()
+        if self._told.plan is None or not self._told.plan.withdraws:
+            return addresses
+        if (staying := self._told.plan.staying) is None:
+            return frozenset()
+        return {it for it in addresses if (nodes := self.desired.desired(it)) and nodes.isdisjoint(staying)}
+
     async def _configure(self, text: str, addresses: frozenset[str]) -> bool:
         """Have BIRD read this text, with these addresses; returns whether it has."""
         try:
@@ -233,7 +244,7 @@ class Announcing(Controller):
             self._failed(error)
             self.status.refused({_BIRD: str(error)}, ())
             if not error.is_refusal:
-                await self._note_applied(addresses, True)  # it may start and find the text at any time
+                await self._note_applied(addresses, ANNOUNCED)  # it may start and find the text at any time
             return False
         self.status.wrote(1)
         self.status.retries.succeeded(_BIRD)
@@ -246,13 +257,13 @@ class Announcing(Controller):
         applied, unsettled = self.desired.applied, self.desired.unsettled
         for address in announced & self._leaving.keys():
             del self._leaving[address]
-        await self._note_applied(announced - applied.keys() | announced & unsettled.keys(), True)
+        await self._note_applied(announced - applied.keys() | announced & unsettled.keys(), ANNOUNCED)
         for address in self._leaving:
             self._leaving[address] = min(self._leaving[address], now + self.settings.withdraw_grace)
         log_changes(log, sorted(before - announced), lambda _: "vip.withdrawn", self._fields)
         log_changes(log, sorted(announced - before), lambda _: "vip.announced", self._fields)
 
-    async def _note_applied(self, addresses: Iterable[str], value: Present | None) -> None:
+    async def _note_applied(self, addresses: Iterable[str], value: Nodes | None) -> None:
         """Note that routers may send clients for these addresses, or do so no longer."""
         async for batch in sliced(list(addresses)):
             for address in batch:

@@ -34,17 +34,19 @@ from kroute.planning.bgp.annotations import (
 )
 from kroute.settings import Settings
 
+CORDONED = "it is cordoned"
 WITHDRAWING_TAINTS = {
-    "node.kubernetes.io/unschedulable": "it is cordoned",
     "node.kubernetes.io/not-ready": "it is not ready",
     REMOVAL_TAINT: "it is about to be removed",
+    "node.kubernetes.io/unschedulable": CORDONED,
 }
-"""Of `node.kubernetes.io/unreachable` nothing follows: a control plane that is cut off gives it to all nodes."""
+"""What each says, the weightiest first. Of `node.kubernetes.io/unreachable` nothing follows: a control plane that is
+cut off gives it to all nodes."""
 
 
 class _KnownNode(msgspec.Struct, frozen=True):
-    """What the plan reads of a Node. `addresses` has at most one of each family. `withdraws` says why it announces
-    nothing; "" if it does. Of other nodes only what the mesh needs is in `annotations`."""
+    """What the plan reads of a Node. `addresses` has at most one of each family. `withdraws` says why it leaves its
+    addresses to others; "" if it does not. Of other nodes only what the mesh needs is in `annotations`."""
 
     addresses: tuple[str, ...]
     annotations: tuple[tuple[str, str], ...]
@@ -103,6 +105,7 @@ class SpeakerCatalog:
         addresses = {family_of(address): address for address in (node.ipv4, node.ipv6) if address is not None}
         routers = {peer.address: peer for peer in self._routers(reader, addresses)}
         nodes = [] if not addresses else [*self._mesh(node, member, addresses)]
+        staying = self._staying(node.name) if own.withdraws else frozenset[str]()
         plan = SpeakerPlan(
             asn=member.asn,
             router_id=settings.router_id or node.ipv4 or _hashed(node.name),
@@ -116,7 +119,8 @@ class SpeakerCatalog:
             prepended=reader.prepended(),
             communities=tuple(sorted(reader.all(COMMUNITIES, read_community))),
             rejected=tuple(sorted(reader.all(REJECTED, read_network))),
-            withdraws=self._withdraws(node.name, own),
+            withdraws=own.withdraws if staying else "",  # if all withdrew, nobody would serve
+            staying=staying if own.withdraws == CORDONED else None,
             pod_networks=tuple(sorted(self._pod_networks(node, addresses))),
             pod_ranges=settings.cluster_cidrs if settings.advertise_pod_cidr else (),
         )
@@ -194,10 +198,9 @@ class SpeakerCatalog:
                     is_client=bool(own.server and member.client),
                 )
 
-    def _withdraws(self, name: str, own: _KnownNode) -> str:
-        """Why this node announces nothing: not if the same is true of every node, since nobody would serve then."""
-        stays = any(not other.withdraws for other_name, other in self._nodes.items() if other_name != name)
-        return own.withdraws if stays else ""
+    def _staying(self, own: str) -> frozenset[str]:
+        """The other nodes that do not withdraw."""
+        return frozenset([name for name, it in self._nodes.items() if name != own and not it.withdraws])
 
 
 def _why_it_withdraws(node: Node) -> str:

@@ -6,9 +6,13 @@ nodes would send some of them to nodes that do not serve them. With policy Clust
 too, so that clients are refused at once, and routers learn nothing new while all pods are replaced.
 """
 
+from operator import itemgetter
+
 import msgspec
 
+from kroute.model.addresses import Family, family_of
 from kroute.model.plan import ServicePlan
+from kroute.planning.backend_slices import PortKey
 from kroute.planning.endpoints import LOCAL
 from kroute.planning.features.step import Backends, FeatureStep, PlanInputs
 from kroute.planning.frontends import Frontend, Kind
@@ -32,22 +36,32 @@ class AnnouncingStep(FeatureStep):
         self._is_local_outside = inputs.options.is_local or spec.external_traffic_policy == LOCAL
         self._is_local_inside = spec.internal_traffic_policy == LOCAL
         self._node_name = inputs.node.name
-        self._addresses: set[str] = set()
+        self._merged = inputs.merged
+        self._addresses: dict[str, frozenset[str]] = {}
+        self._ready_on: dict[tuple[PortKey, Family], frozenset[str]] = {}
 
     def serve(self, frontend: Frontend, backends: Backends) -> Backends:
         """Note the address of a frontend that is a VIP: a node's own address needs no announcement."""
-        is_local = self._is_local_outside if frontend.is_external else self._is_local_inside
-        if frontend.kind in self._kinds and frontend.is_bound and (not is_local or self._is_ready_here(backends)):
-            self._addresses.add(frontend.key.address)
+        if frontend.kind in self._kinds and frontend.is_bound:
+            is_local = self._is_local_outside if frontend.is_external else self._is_local_inside
+            nodes = self._nodes_with_ready(frontend) if is_local else frozenset[str]()
+            if not is_local or self._node_name in nodes:
+                address = frontend.key.address
+                self._addresses[address] = self._addresses.get(address, nodes) & nodes
         return backends
 
     def amend(self, plan: ServicePlan) -> ServicePlan:
         """The plan with the addresses."""
-        return msgspec.structs.replace(plan, announced=tuple(sorted(self._addresses)))
+        return msgspec.structs.replace(plan, announced=tuple(sorted(self._addresses.items(), key=itemgetter(0))))
 
-    def _is_ready_here(self, backends: Backends) -> bool:
-        """Whether a ready endpoint is on this node; one that terminates serves, but should get no new clients."""
-        return any(traits.is_ready and traits.node_name == self._node_name for _, traits in backends.chosen)
+    def _nodes_with_ready(self, frontend: Frontend) -> frozenset[str]:
+        """The nodes with a ready endpoint; one that terminates serves, but should get no new clients."""
+        port, family = question = frontend.port, family_of(frontend.key.address)
+        if (nodes := self._ready_on.get(question)) is None:
+            endpoints = self._merged[family].backends.get(port, {}).values()
+            nodes = frozenset([it.node_name for it in endpoints if it.is_ready and it.node_name is not None])
+            self._ready_on[question] = nodes
+        return nodes
 
 
 def begin(inputs: PlanInputs) -> AnnouncingStep | None:

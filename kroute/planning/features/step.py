@@ -11,7 +11,7 @@ from kroute.model.objects import Service
 from kroute.model.plan import AddressSet, Problems, RealServer, ServicePlan, SetEntry, VirtualServer
 from kroute.model.steps import Steps
 from kroute.planning.address_owners import AddressOwners
-from kroute.planning.endpoints import Chosen
+from kroute.planning.endpoints import Chosen, MergedSlices
 from kroute.planning.frontends import Frontend
 from kroute.planning.options import Options
 from kroute.planning.weight_facts import WeightFacts
@@ -22,6 +22,7 @@ class PlanInputs(msgspec.Struct):
     """What features read of the Service that is planned. `problems` are those of its plan.
 
     `balanced` are the families of its load balancer's addresses. `facts` are what its real servers are weighed by.
+    `merged` are its slices; empty where no frontend is served.
     """
 
     service: Service
@@ -32,6 +33,7 @@ class PlanInputs(msgspec.Struct):
     balanced: Collection[Family]
     facts: WeightFacts | None
     owners: AddressOwners
+    merged: Mapping[Family, MergedSlices]
 
 
 class Backends(NamedTuple):

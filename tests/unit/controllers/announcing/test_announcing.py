@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import errno
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,17 @@ from tests.unit.controllers.test_direct_return import POD, direct, methods
 from tests.unit.fake_node import NODE_IPV4, FakeNode, plan, server
 
 VIP, OTHER_VIP = "10.96.0.1", "10.96.0.2"
+CORDON = "node.kubernetes.io/unschedulable"
 ROUTER = {"peer_router_ips": ("192.168.123.1",), "peer_router_asns": (65000,)}
 
 
 def serving(name: str, generation: int, vip: str = VIP, announced: tuple[str, ...] | None = None) -> ServicePlan:
-    served = plan(name, generation, server(vip, 80, "10.1.0.1"))
-    return msgspec.structs.replace(served, announced=(vip,) if announced is None else announced)
+    return announcing((vip,) if announced is None else announced, plan(name, generation, server(vip, 80, "10.1.0.1")))
+
+
+def announcing(addresses: Iterable[str], served: ServicePlan, *only_on: str) -> ServicePlan:
+    """The plan with these addresses announced; those `only_on` some nodes by these alone."""
+    return msgspec.structs.replace(served, announced=tuple((it, frozenset(only_on)) for it in addresses))
 
 
 def announcing_of(node: FakeNode) -> Announcing:
@@ -92,7 +98,7 @@ async def test_a_vip_on_no_link_is_announced_when_it_is_delivered_and_delivered_
 ) -> None:
     node = FakeNode(tmp_path, announce=True, direct_return=True, **ROUTER)
     vip = direct(1, POD).direct_vips
-    await started(tmp_path, msgspec.structs.replace(direct(1, POD), announced=vip), of=node)
+    await started(tmp_path, announcing(vip, direct(1, POD)), of=node)
     assert announced(node) == set(), "no pod is ready"
     node.clients.tunnels.add_pod(POD)
     await node.resync()
@@ -111,7 +117,7 @@ async def test_a_vip_on_no_link_that_is_delivered_no_longer_is_withdrawn(tmp_pat
     node = FakeNode(tmp_path, announce=True, direct_return=True, **ROUTER)
     node.clients.tunnels.add_pod(POD)
     vip = direct(1, POD).direct_vips
-    await started(tmp_path, msgspec.structs.replace(direct(1, POD), announced=vip), of=node)
+    await started(tmp_path, announcing(vip, direct(1, POD)), of=node)
     assert announced(node) == {*vip}
     node.clients.tunnels.pods.clear()
     await node.resync()
@@ -131,7 +137,7 @@ async def test_a_vip_of_two_services_is_announced_until_the_last_drops_it(tmp_pa
 async def test_a_change_that_concerns_no_router_tells_bird_nothing(tmp_path: Path) -> None:
     node = await started(tmp_path, serving("web", 1))
     told = len(node.bird.told)
-    other = msgspec.structs.replace(plan("web", 2, server(VIP, 80, "10.1.0.1", "10.1.0.2")), announced=(VIP,))
+    other = announcing((VIP,), plan("web", 2, server(VIP, 80, "10.1.0.1", "10.1.0.2")))
     await node.apply(other)
     await node.resync()
     assert len(node.bird.told) == told
@@ -208,7 +214,7 @@ async def test_a_configuration_that_bird_refuses_is_said_and_tried_again(tmp_pat
 
 async def test_a_cordoned_node_withdraws_everything_and_goes_on_serving(tmp_path: Path) -> None:
     node = await started(tmp_path, serving("web", 1))
-    announcing_of(node).take_changes([Applied(own_node("node.kubernetes.io/unschedulable"))])
+    announcing_of(node).take_changes([Applied(own_node(CORDON))])
     await node.settle()
     assert announced(node) == set()
     assert "neighbor 192.168.123.1" in node.bird.told[-1], "the session stays"
@@ -217,6 +223,27 @@ async def test_a_cordoned_node_withdraws_everything_and_goes_on_serving(tmp_path
     announcing_of(node).take_changes([Applied(own_node())])
     await node.settle()
     assert announced(node) == {VIP}
+
+
+async def test_a_cordoned_node_keeps_what_no_node_that_stays_can_serve(tmp_path: Path) -> None:
+    def local(generation: int, *nodes: str) -> ServicePlan:
+        return announcing((OTHER_VIP,), serving("web", generation, OTHER_VIP), *nodes)
+
+    node = await started(tmp_path, serving("api", 1), local(2, "node3"))
+    controller = announcing_of(node)
+    controller.take_changes([Applied(own_node(CORDON))])
+    await node.settle()
+    assert announced(node) == {OTHER_VIP}
+    await node.apply(local(3, "node3", "node2"))
+    assert announced(node) == set()
+    cordoned_too = Node(OTHER_NODE.metadata, NodeSpec(taints=(Taint(CORDON),)), OTHER_NODE.status)
+    third = a_node(("InternalIP", "192.168.123.4"), name="node4")
+    controller.take_changes([Applied(third), Applied(cordoned_too)])
+    await node.settle()
+    assert announced(node) == {OTHER_VIP}, "node4 has no endpoint"
+    controller.take_changes([Applied(own_node("node.kubernetes.io/not-ready"))])
+    await node.settle()
+    assert announced(node) == set(), "it may be about to end"
 
 
 async def test_passwords_come_from_files_and_from_annotations_and_appear_nowhere_else(tmp_path: Path) -> None:

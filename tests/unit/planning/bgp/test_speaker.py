@@ -14,6 +14,7 @@ from kroute.planning.bgp.catalog import SpeakerCatalog
 from tests.builders import NODE, NODE_IPV4, NODE_IPV6, facts, node, settings
 
 ROUTER = "192.168.123.1"
+CORDON = "node.kubernetes.io/unschedulable"
 
 
 def read_yaml(text: str) -> Any:
@@ -239,7 +240,7 @@ def test_clients_speak_with_the_servers_of_their_cluster_and_servers_with_server
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        (a_node(taint="node.kubernetes.io/unschedulable"), "it is cordoned"),
+        (a_node(taint=CORDON), "it is cordoned"),
         (a_node(taint="node.kubernetes.io/not-ready"), "it is not ready"),
         (a_node(taint="ToBeDeletedByClusterAutoscaler"), "it is about to be removed"),
         (node(labels={EXCLUSION_LABEL: ""}), f"it has the label {EXCLUSION_LABEL}"),
@@ -251,8 +252,15 @@ def test_a_node_that_leaves_announces_nothing(changed: Node, why: str) -> None:
     assert planned(changed, *THREE[1:])[0].withdraws == why
 
 
+def test_a_node_that_is_only_cordoned_knows_which_others_stay() -> None:
+    cordoned = [a_node(it.key.name, taint=CORDON) for it in THREE[:2]]
+    assert planned(*cordoned, THREE[2])[0].staying == {THREE[2].key.name}
+    assert planned(node(labels={EXCLUSION_LABEL: ""}), *THREE[1:])[0].staying is None
+    assert planned(*THREE)[0].staying is None
+
+
 def test_the_last_node_goes_on_announcing() -> None:
-    gone = [a_node(it.key.name, taint="node.kubernetes.io/unschedulable") for it in THREE]
+    gone = [a_node(it.key.name, taint=CORDON) for it in THREE]
     assert planned(*gone)[0].withdraws == ""
     assert planned(gone[0])[0].withdraws == ""
 

@@ -12,10 +12,17 @@ HERE, THERE = endpoint("10.244.1.1", on=NODE), endpoint("10.244.1.2", on="node2"
 ALL = {"advertise_cluster_ip": True, "advertise_external_ip": True, "advertise_loadbalancer_ip": True}
 
 
-def announced(*endpoints: Endpoint, on: dict[str, Any] = ALL, own: str = "192.168.123.9", **spec: Any) -> set[str]:
+def announced(*endpoints: Endpoint, **spec: Any) -> set[str]:
+    return set(announced_by(*endpoints, **spec))
+
+
+def announced_by(
+    *endpoints: Endpoint, on: dict[str, Any] = ALL, own: str = "192.168.123.9", **spec: Any
+) -> dict[str, frozenset[str]]:
+    """The nodes that alone may announce each address; none: every node may."""
     of = service(**{"kind": "LoadBalancer", "external_ips": (EXTERNAL_IP,), "balanced": (BALANCED,), **spec})
     slices = read(endpoint_slice("web-1", *(endpoints or (HERE, THERE))))
-    return set(plan_service(of, slices, facts(own=(own,)), settings(**{"announce": True, **on})).announced)
+    return dict(plan_service(of, slices, facts(own=(own,)), settings(**{"announce": True, **on})).announced)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +52,7 @@ def test_a_service_may_say_otherwise_of_each_kind(prefix: str) -> None:
 def test_a_word_that_says_nothing_changes_nothing_and_is_a_problem() -> None:
     annotations = {"kube-router.io/service.advertise.clusterip": "maybe"}
     plan = plan_service(service(annotations=annotations), (), facts(), settings(announce=True, **ALL))
-    assert plan.announced == (CLUSTER_IP,)
+    assert plan.announced == ((CLUSTER_IP, frozenset()),)
     assert [problem.reason for problem in plan.problems] == ["InvalidAnnotation"]
 
 
@@ -72,6 +79,17 @@ def test_with_policy_local_only_a_node_with_a_ready_endpoint_announces(
     endpoints: list[Endpoint], spec: dict[str, Any], expected: set[str]
 ) -> None:
     assert announced(*endpoints, **spec) == expected
+
+
+def test_of_an_address_with_policy_local_the_nodes_are_known_that_serve_every_port_of_it() -> None:
+    third = endpoint("10.244.1.4", on="node3", ready=False)
+    of_all = {CLUSTER_IP: frozenset[str]()}
+    here = frozenset({NODE})
+    assert announced_by(HERE, THERE, third, **LOCAL) == {
+        **of_all,
+        **dict.fromkeys((EXTERNAL_IP, BALANCED), here | {"node2"}),
+    }
+    assert announced_by(HERE, third, **LOCAL) == {**of_all, **dict.fromkeys((EXTERNAL_IP, BALANCED), here)}
 
 
 def test_what_the_node_does_not_serve_as_a_vip_is_not_announced() -> None:
