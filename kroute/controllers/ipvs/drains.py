@@ -1,5 +1,6 @@
 """Draining real servers: they take no new connections, and stay for those that are open."""
 
+import math
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 
@@ -25,14 +26,16 @@ flows only by its deletion, and a client that keeps its socket must have moved b
 SIGTERM for CoreDNS with kubeadm's configuration (`lameduck`). It drains until the next poll, so for 2 s or a little
 less if nothing else drains, and for 3.5 s at most."""
 
-
-DELETED_AT_ONCE, DELETED_A_SECOND = 5000, 100
-LONGEST_WAIT = 300.0
-"""How many real servers that have drained are deleted: so many together, then so many a second, or as many as let none
-wait for longer than so many seconds. The kernel searches all those that were deleted in the last two or three minutes
-for each real server that is added (`ip_vs_trash_get_dest`): 0.04 ms with 10,000, and 4 ms with 60,000, which is when
-changes come faster than the kernel makes them. One with weight 0 costs nobody anything. Those that are not TCP's do not
-wait, since only their deletion ends flows to them."""
+KEPT = 150.0
+MOST_KEPT = 5000
+SEARCHED_A_SECOND = 1_000_000
+LONGEST_WAIT = 900.0
+"""How many real servers of TCP that have drained are deleted. The kernel keeps each for KEPT seconds, more or less, and
+searches all that it keeps for each real server that is added (`ip_vs_trash_get_dest`). With thousands that takes longer
+than all that kroute does for a change. So it is to keep MOST_KEPT, or fewer while changes are so many that it would
+look at more than SEARCHED_A_SECOND. The others wait with weight 0, which costs nobody anything; but of all that wait
+the LONGEST_WAITth part is deleted each second. Those that are not TCP's do not wait, since only their deletion ends
+flows to them."""
 
 
 class Drains:
@@ -48,9 +51,14 @@ class Drains:
         self._unseen: list[VirtualServerKey] = []
         self._newest = 0.0
         self._oldest = 0.0
-        self._room = float(DELETED_AT_ONCE)
-        """How many of TCP may be deleted now."""
+        self._room = 0.0
+        """How many of TCP may be deleted in this poll."""
+        self._kept = 0.0
+        """How many deleted ones the kernel may have kept by the last poll, which began at `_room_noted`."""
         self._room_noted = 0.0
+        self._begun = 0
+        """How many have begun to drain since then, the first of them at `_first_begun`."""
+        self._first_begun = 0.0
 
     def of(self, key: VirtualServerKey) -> Collection[RealServerKey]:
         """The draining real servers of a virtual server."""
@@ -61,7 +69,12 @@ class Drains:
         if not self._since:
             self._polled = self._oldest = now
         self._newest = now
-        self._since.setdefault(key, {}).setdefault(real_server, now)
+        since = self._since.setdefault(key, {})
+        if real_server not in since:
+            since[real_server] = now
+            if not self._begun:
+                self._first_begun = now
+            self._begun += 1
 
     def stop(self, key: VirtualServerKey, real_servers: Iterable[RealServerKey]) -> None:
         """Note that these real servers were deleted, or have their weights back."""
@@ -150,15 +163,18 @@ class Drains:
             if key.protocol == Protocol.TCP:
                 del of_key[max(0, int(self._room)) :]
                 self._room -= len(of_key)
+            self._kept += len(of_key)
             over += of_key
         return over
 
     def _in_room(self, now: float) -> list[VirtualServerKey]:
         """The virtual servers of a poll that begins."""
-        waiting = sum(map(len, self._since.values()))
-        pace = max(DELETED_A_SECOND, waiting / LONGEST_WAIT)
-        self._room = min(float(DELETED_AT_ONCE), self._room + pace * (now - self._room_noted))
-        self._room_noted = now
+        waiting, passed = sum(map(len, self._since.values())), now - self._room_noted
+        a_second = self._begun / max(FIRST_POLL, now - self._first_begun)
+        most = min(MOST_KEPT, SEARCHED_A_SECOND / a_second) if a_second else MOST_KEPT
+        self._kept *= math.exp(-passed / KEPT)
+        self._room = max(most - self._kept, waiting * min(passed, LAST_POLL) / LONGEST_WAIT)
+        self._begun, self._room_noted = 0, now
         if waiting <= self._room:
             return list(self._since)
         found, room = [], self._room

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 import pytest
 
 from kroute.controllers.ipvs.drains import (
-    DELETED_A_SECOND,
-    DELETED_AT_ONCE,
     FIRST_POLL,
+    KEPT,
     LAST_POLL,
     LONGEST_WAIT,
+    MOST_KEPT,
     POLLED_TOGETHER,
+    SEARCHED_A_SECOND,
     Drains,
 )
 from kroute.kernel.errors import KernelError
@@ -120,42 +121,56 @@ def many(drains: Drains, count: int, now: float, *, each: int = 100) -> None:
         drains.start(key, (f"10.1.{number // 250}.{number % 250}", 8080), now)
 
 
-def test_of_very_many_some_are_deleted_at_once_and_then_so_many_a_second() -> None:
+def test_of_very_many_as_many_are_deleted_as_the_kernel_is_to_keep_and_then_as_it_forgets_them() -> None:
     drains = Drains(0)
-    many(drains, DELETED_AT_ONCE + 1000, 100.0)
-    assert len(idle(drains, 102.0)) == DELETED_AT_ONCE
-    assert len(idle(drains, 104.0)) == 2 * DELETED_A_SECOND
-    assert len(idle(drains, 114.0)) == 1000 - 2 * DELETED_A_SECOND
+    many(drains, MOST_KEPT + 1000, 100.0)
+    assert len(idle(drains, 150.0)) == MOST_KEPT
+    assert len(idle(drains, 160.0)) == pytest.approx(MOST_KEPT * 10 / KEPT, rel=0.05)
+    assert len(idle(drains, 160.0 + KEPT)) == pytest.approx(1000 - MOST_KEPT * 10 / KEPT, rel=0.05)
     assert drains.next_due() is None
 
 
+def test_while_very_many_begin_to_drain_fewer_are_deleted() -> None:
+    """As in a minute of a thousand changes a second: with the kernel's search each would take longer than it may."""
+    drains, deleted, a_second = Drains(0), 0, 1000
+    for second in range(0, 60, 2):
+        for number in range(2 * a_second):
+            drains.start(WEB, (f"10.2.{second}.{number % 250}", 1 + number // 250), 100.0 + second)
+        gone = len(idle(drains, 102.0 + second))
+        deleted += gone
+        assert gone * a_second <= SEARCHED_A_SECOND
+    assert deleted < SEARCHED_A_SECOND / a_second + 60 * 60 * a_second / LONGEST_WAIT
+    assert len(idle(drains, 164.0)) == pytest.approx(MOST_KEPT - deleted, rel=0.5), "they have ended"
+
+
 def test_none_waits_for_very_long_however_many_there_are() -> None:
-    drains, count = Drains(0), 20 * DELETED_AT_ONCE
-    many(drains, count, 100.0)
-    gone = len(idle(drains, 102.0))
-    assert len(idle(drains, 104.0)) == pytest.approx(2 * (count - gone) / LONGEST_WAIT, abs=1)
+    drains, left = Drains(0), 20 * MOST_KEPT
+    many(drains, left, 100.0)
+    for now in (150.0, 180.0, 210.0):
+        left -= len(idle(drains, now))
+    assert len(idle(drains, 240.0)) == pytest.approx(30 * left / LONGEST_WAIT, abs=1)
 
 
 def test_one_of_udp_does_not_wait_for_those_of_tcp() -> None:
     dns, drains = VirtualServerKey(Protocol.UDP, "10.96.0.1", 53), Drains(0)
-    many(drains, 2 * DELETED_AT_ONCE, 100.0)
-    assert len(idle(drains, 102.0)) == DELETED_AT_ONCE
-    drains.start(dns, ONE, 103.0)
-    assert (dns, ONE) in idle(drains, 106.0)
+    many(drains, 2 * MOST_KEPT, 100.0)
+    assert len(idle(drains, 150.0)) == MOST_KEPT
+    drains.start(dns, ONE, 151.0)
+    assert (dns, ONE) in idle(drains, 160.0)
 
 
 def test_those_with_connections_do_not_keep_others_from_being_deleted() -> None:
     drains = Drains(0)
-    many(drains, 2 * DELETED_AT_ONCE, 100.0)
+    many(drains, 2 * MOST_KEPT, 100.0)
     drains.start(WEB, ONE, 101.0)
     busy, over = set[VirtualServerKey](), list[tuple[VirtualServerKey, RealServerKey]]()
-    for now in (102.0, 104.0, 106.0, 108.0):
+    for now in (150.0, 160.0, 170.0, 180.0):
         while keys := drains.to_poll(now):
             busy |= set(keys) - {WEB}
             over += drains.drained(
                 {key: dict.fromkeys(drains.of(key), IDLE if key == WEB else BUSY) for key in keys}, now
             )
-    assert len(busy) == 2 * DELETED_AT_ONCE / 100
+    assert len(busy) == 2 * MOST_KEPT / 100
     assert (WEB, ONE) in over
 
 
