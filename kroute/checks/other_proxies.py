@@ -92,6 +92,11 @@ class OtherProxy(NamedTuple):
             return self
         return self._replace(further_sets=_either(self.further_sets, _ROUTING_SETS), connects_pods=True)
 
+    def with_parts(self, *, firewall: bool, routing: bool) -> Self:
+        """The same proxy with those of its further parts that are meant."""
+        whole = self.with_firewall() if firewall else self
+        return whole.with_routing() if routing else whole
+
     def is_recognised_by(self, chain: str) -> bool:
         """Whether a chain of this name is a trace of the proxy."""
         return self.chains.fullmatch(chain) is not None and chain not in KUBELETS_TOO

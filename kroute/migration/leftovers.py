@@ -277,9 +277,7 @@ class Leftovers(msgspec.Struct, frozen=True):
     @property
     def whose(self) -> OtherProxy:
         """The proxy, with its firewall and its routing if these are meant."""
-        proxy = OTHER_PROXIES[self.proxy]
-        proxy = proxy.with_firewall() if self.with_firewall else proxy
-        return proxy.with_routing() if self.with_routing else proxy
+        return OTHER_PROXIES[self.proxy].with_parts(firewall=self.with_firewall, routing=self.with_routing)
 
     @property
     def warnings(self) -> list[str]:

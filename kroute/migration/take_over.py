@@ -99,8 +99,8 @@ async def look(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) 
     If kroute is to enforce network policies, the other's rules for these are among them, but not before an agent has
     written its own, nor while the other's firewall runs. The same is true of the pods' network.
     """
-    whole = proxy.with_firewall() if settings.network_policies else proxy
-    node = await scan_node(whole.with_routing() if settings.pod_network else whole, settings)
+    whole = proxy.with_parts(firewall=settings.network_policies, routing=settings.pod_network)
+    node = await scan_node(whole, settings)
     if not options.is_by_hand:
         node = msgspec.structs.replace(node, cni_files=())
     exclusion = Exclusion(settings.exclude_cidrs)
