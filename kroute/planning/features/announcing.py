@@ -6,8 +6,6 @@ nodes would send some of them to nodes that do not serve them. With policy Clust
 too, so that clients are refused at once, and routers learn nothing new while all pods are replaced.
 """
 
-from operator import itemgetter
-
 import msgspec
 
 from kroute.model.addresses import Family, family_of
@@ -52,7 +50,7 @@ class AnnouncingStep(FeatureStep):
 
     def amend(self, plan: ServicePlan) -> ServicePlan:
         """The plan with the addresses."""
-        return msgspec.structs.replace(plan, announced=tuple(sorted(self._addresses.items(), key=itemgetter(0))))
+        return msgspec.structs.replace(plan, announced=tuple(sorted(self._addresses.items())))
 
     def _nodes_with_ready(self, frontend: Frontend) -> frozenset[str]:
         """The nodes with a ready endpoint; one that terminates serves, but should get no new clients."""
